@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.files.work_folder import work_folder
 from adapters.identity import full_name_of
 from adapters.packed import PACKED_NAME
@@ -175,12 +176,14 @@ class Publisher:
 
 def _push(target: PushTarget, weights: ServedWeights) -> dict[str, Any]:
     """Push the packed file. Raises PushFailed."""
+    is_near = urlsplit(target.url).hostname in _THIS_HOST
     try:
-        with work_folder("export", in_memory=True) as folder:
+        with work_folder("export", in_memory=is_near) as folder:
             weights.write(folder / PACKED_NAME)
-            if urlsplit(target.url).hostname in _THIS_HOST:
+            if is_near:
                 with contextlib.suppress(FolderNotSeen):  # as in another container
                     return replace(target, by_folder=True).push(folder)
             return target.push(folder)
     except OSError as error:
-        raise PushFailed(f"shared memory cannot be written to ({error.strerror})") from error
+        where = SHARED_MEMORY if is_near else "TMPDIR"
+        raise PushFailed(f"the weights cannot be written to {where} ({error.strerror}); give it more room") from error

@@ -4,6 +4,8 @@ A real router over stand-ins of workers; tests/cluster/training/ has real engine
 """
 
 import asyncio
+import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -51,6 +53,7 @@ from training.service.journal import Model, Pushed, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
+from training.trainable.packed import ServedWeights
 
 pytestmark = pytest.mark.slow
 
@@ -137,7 +140,6 @@ def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folde
             assert samplers[0].sample(PROMPT, 1, cool).result().sequences[0].logprobs is None
             base = service.create_sampling_client(base_model=MODEL).result().sample(PROMPT, 1, PARAMS).result()
             assert base.sequences[0].sequence_id.endswith(".0@base")
-            assert list(SHARED_MEMORY.glob("prelude-work-export-*")) == []
 
     beside_router(work)
 
@@ -368,10 +370,11 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
     routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Such as one in another container, or on another host: then they are uploaded."""
-    push, pushes = PushTarget.push, list[bool]()
+    push, pushes, folders = PushTarget.push, list[bool](), dict[Path, bool]()
 
     def push_from_elsewhere(self: PushTarget, at: Path) -> Any:
         pushes.append(self.by_folder)
+        folders[at] = at.is_relative_to(SHARED_MEMORY)
         return push(self, folder / "none" if self.by_folder else at)
 
     monkeypatch.setattr(PushTarget, "push", push_from_elsewhere)
@@ -387,6 +390,28 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
                 assert pushes == expected
                 assert revision_in(folder, f"s{number}") in cluster.unified[0].kept
                 pushes.clear()
+        assert list(folders.values()) == [True, False]  # only what this host may share takes its memory
+        assert not any(each.exists() for each in folders)
+
+    beside_router(work)
+
+
+def test_a_full_memory_fails_the_save_and_is_named(routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self: ServedWeights, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            client = RawClient(url, KEY)
+            session = client.session()
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
+            with monkeypatch.context() as patched:
+                patched.setattr(ServedWeights, "write", full)
+                failed = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
+                assert "cannot be written to /dev/shm (No space left" in client.error(failed)
+            again = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="v1")
+            assert client.result(again)["path"].endswith("/v1")
 
     beside_router(work)
 
