@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused(
 
 
 def test_the_adapter_of_another_model_is_refused(tmp_path: Path):
+    folder, other = packed(tmp_path, 1), replace(BASE, num_layers=BASE.num_layers + 1)
     with pytest.raises(AdapterError, match="was packed for the base model"):
-        other = replace(BASE, num_layers=BASE.num_layers + 1)
-        take_packed(packed(tmp_path, 1), tmp_path / "taken", other, LIMITS, "float32", lambda _: None)
+        take_packed(folder, tmp_path / "taken", other, LIMITS, "float32", lambda _: None)
     assert not (tmp_path / "taken").exists()
