@@ -5,7 +5,6 @@ deletes the row before the bytes, so a crash in between leaves unreferenced byte
 row that says that it is not stored; workers have its bytes.
 """
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from adapters.identity import check_not_base_model, folder_of, split_adapter_nam
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest
 from adapters.model.serving import EngineDtype
-from adapters.packed import read_packed
+from adapters.packed import announced_sha256, read_packed
 from adapters.packed.export import export_packed
 from adapters.packed.packing import PackedSize, Packer, pack_directory
 from adapters.store import AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
@@ -45,7 +44,7 @@ class PackedAdapter:
 
     manifest: Manifest
     path: Path
-    envelope: Envelope  # of the file
+    envelope: Envelope  # of the file, with the digest that workers are told
     warnings: tuple[str, ...] = ()  # about the files that it was packed from
 
     @property
@@ -155,9 +154,7 @@ class AdapterLibrary:
             self.catalog.tenants.check_bytes(tenant, size.revision_id, size.num_bytes, quota)
 
         size = self.packer(directory, target, self.base, self.limits, self.dtype, before_writing, positions)
-        with target.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        envelope = self.store.signed(Envelope(size.revision_id, digest, size.num_bytes))
+        envelope = self.store.signed(Envelope(size.revision_id, announced_sha256(target), size.num_bytes))
         return PackedAdapter(size.manifest, target, envelope, size.warnings)
 
     def add_in_memory(

@@ -227,7 +227,7 @@ def _switches(base: LoadedBase, options: Options, folder: Path) -> dict[str, flo
         for name, seconds in found.items():
             began_s = clock()
             if name == "export_s":
-                learner.export(folder / "export", options.model)
+                learner.export(base.model.dtype).write(folder / "export")
             else:
                 if name == "disk_s":
                     learner = Learner(spec, base.sizes, device)

@@ -98,9 +98,10 @@ class AdapterHolder(WorkerAgent):
             self._now(for_loads=False).unpin(revision_id)
 
     async def put_adapter(
-        self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
+        self, envelope: Envelope, path: str, content: AsyncIterator[bytes], deadline_s: float
     ) -> pb.PutAdapterResponse:
-        return pb.PutAdapterResponse(was_pinned=await self._now(for_loads=True).put(envelope, content, deadline_s))
+        was_pinned = await self._now(for_loads=True).put(envelope, content, deadline_s, path)
+        return pb.PutAdapterResponse(was_pinned=was_pinned)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
         return await self._now(for_loads=False).evict(revision_id, from_disk)

@@ -151,8 +151,9 @@ def build_app(
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
     roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run")
-    console = ConsoleState(backends, requests, role_change=lambda: roles.explanation)
     training = TrainingEndpoint(backends, trainer)
+    policies = training.models if training.is_offered else None
+    console = ConsoleState(backends, requests, role_change=lambda: roles.explanation, policies=policies)
     pages = Pages(backends, None if trainer is None else trainer.status)
     sharing = _sharing(quotas, adapters, metrics) if shares_quotas else None
     tokens = _tokens(config)
@@ -186,7 +187,8 @@ def build_app(
             await requests.wait_until_empty(_ABORT_S)
 
     flows = {endpoint.value: RequestFlow(endpoint, backends) for endpoint in Endpoint}
-    management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank)
+    trainer_key = None if trainer is None else trainer.key
+    management = Management(backends, memory_only, model.max_adapter_bytes, model.max_expert_rank, trainer_key)
     # An adapter's name may contain slashes, so paths that end in a verb must match before it does.
     management_routes: list[Route] = []
     for endpoint_kind in (UsageEndpoint, ImportEndpoint, WorkersEndpoint, AdaptersEndpoint):
@@ -219,7 +221,7 @@ def build_app(
         adapters.directory,
         tokens,
         [path for (_, path), scope in public.items() if scope is PUBLIC],
-        None if trainer is None else trainer.key,
+        trainer_key,
     )
     web_pages = WebPages(config.hosts, config.cors_origins, probes=("/health", "/ready"))
     router = RouterApp(app, flows, backends, gate, web_pages)

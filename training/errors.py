@@ -71,3 +71,7 @@ class MemoryExceeded(TrainingError):
 
 class PushFailed(TrainingError):
     """A cluster did not take the adapter."""
+
+
+class FolderNotSeen(PushFailed):
+    """The router cannot read the folder that it was told of. It takes uploads."""

@@ -25,9 +25,9 @@ class WorkFolder(LockedFolder):
 
 
 @contextmanager
-def work_folder(purpose: Purpose) -> Iterator[Path]:
-    """A new folder for the duration of the block. Blocking."""
-    folder = WorkFolder(purpose)
+def work_folder(purpose: Purpose, *, in_memory: bool = False) -> Iterator[Path]:
+    """A new WorkFolder for the duration of the block. Blocking."""
+    folder = WorkFolder(purpose, in_memory=in_memory)
     try:
         yield folder.path
     finally:

@@ -5,7 +5,6 @@ must fill the rest without overlap or gap. Bytes are read with pread, not mapped
 meanwhile causes an error, not a SIGBUS.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from adapters.errors import AdapterMalformed, AdapterTooLarge, AdapterUnsupported
+from adapters.files.digest import Digest
 from adapters.formats.folder import AdapterFolder
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.model.normal_form import FloatArray, widened
@@ -236,14 +236,13 @@ def write_streamed(
     on the digest, because the header is written before the digest is known.
     """
     sizes = {name: (code, tensor.shape, tensor.num_bytes) for name, tensor in tensors.items()}
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
+    with Digest() as digest, path.open("wb") as file:
         file.write(provisional := header_of(sizes, metadata_with("0" * 64)))
         for _, tensor in sorted(tensors.items()):
             for piece in tensor.pieces():
                 data = bytes_of(piece)
-                file.write(data)
                 digest.update(data)
+                file.write(data)
         header = header_of(sizes, metadata_with(digest.hexdigest()))
         assert len(header) == len(provisional)
         assert file.tell() == len(header) + sum(tensor.num_bytes for tensor in tensors.values())

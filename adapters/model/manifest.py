@@ -17,6 +17,7 @@ from adapters.model.normal_form import Adapter
 from adapters.model.number_ranges import Ranges, count_of, ranges_of
 
 _DOMAIN = b"prelude adapter revision 1"
+_PACKED_DOMAIN = "prelude packed revision 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,11 @@ def revision_id_of(adapter: Adapter) -> str:
         digest.update(part.nbytes.to_bytes(8, "little"))
         digest.update(part)
     return f"sha256:{digest.hexdigest()}"
+
+
+def revision_id_of_packed(manifest: str, tensors_sha256: str) -> str:
+    """That of an adapter that only ever was in packed form, by the digest of its tensors there."""
+    return f"sha256:{hashlib.sha256(f'{_PACKED_DOMAIN} {tensors_sha256} {manifest}'.encode()).hexdigest()}"
 
 
 def _digested_parts(adapter: Adapter) -> Iterator[memoryview]:

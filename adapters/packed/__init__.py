@@ -2,13 +2,14 @@
 
 from adapters.packed.engine_directory import PACKED_NAME, kept_directory, write_engine_config, write_for_engine
 from adapters.packed.metadata import PackedMetadata
-from adapters.packed.reader import PackedRevision, read_packed
+from adapters.packed.reader import PackedRevision, announced_sha256, read_packed
 from adapters.packed.writer import write_packed
 
 __all__ = [
     "PACKED_NAME",
     "PackedMetadata",
     "PackedRevision",
+    "announced_sha256",
     "kept_directory",
     "read_packed",
     "write_engine_config",

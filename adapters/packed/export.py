@@ -2,7 +2,7 @@
 
 The packed form has the serving dtype, with scales folded in, and so has the export: its scales are 1, its values have
 the serving dtype's precision. It computes what workers compute, bit for bit. It is the same revision only if the source
-had that dtype and scale.
+was a directory with that dtype and scale.
 """
 
 import json

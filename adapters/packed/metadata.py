@@ -16,6 +16,7 @@ from adapters.model.serving import EngineDtype
 from adapters.packed.fused_layout import EXPERT_PARTS_OF, PARTS_OF
 
 FORMAT = "prelude-packed-1"
+CHUNKED = "prelude-packed-2"  # its digest of the tensors is that of chunks (adapters/files/digest.py)
 DTYPE_CODES: dict[str, str] = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 MAX_HEADER_BYTES = 1024**2  # an engine parses it between two batches; 36,864 tensors of experts take a tenth of it
 _KEYS = {"format", "revision_id", "dtype", "positions", "base_model", "lora", "reft", "sha256", "manifest"}
@@ -87,9 +88,10 @@ class PackedMetadata:
     lora_rank: int  # of every module; 0 where there is none
     modules: Mapping[str, PackedModule]  # by engine module
     reft: PackedReft | None
-    tensors_sha256: str  # 64 hex digits, of everything after the header
+    tensors_sha256: str  # 64 hex digits, of everything after the header, by the format
     manifest: str  # canonical JSON (see `adapters.model.manifest`)
     experts: PackedExperts | None = None
+    format: str = FORMAT
 
     @property
     def rank(self) -> int:
@@ -108,7 +110,7 @@ class PackedMetadata:
         reft = {} if self.reft is None else {"layers": self.reft.layers, "ranks": self.reft.ranks}
         experts = {} if self.experts is None else {_EXPERTS_KEY: _to_json(self.experts.rank, self.experts.modules)}
         return {
-            "format": FORMAT,
+            "format": self.format,
             "revision_id": self.revision_id,
             "dtype": self.dtype,
             "positions": self.positions,
@@ -123,9 +125,10 @@ class PackedMetadata:
     @classmethod
     def from_header(cls, header: Mapping[str, Any], where: str) -> Self:
         """Parse and check a `__metadata__`. Raises AdapterMalformed, naming `where`."""
-        if header.get("format") != FORMAT:
+        if header.get("format") not in (FORMAT, CHUNKED):
             raise AdapterMalformed(
-                f"{where} has the format {str(header.get('format'))[:60]!r}, not {FORMAT!r}; pack the adapter again"
+                f"{where} has the format {str(header.get('format'))[:60]!r}, not {FORMAT!r} or {CHUNKED!r}; pack the "
+                "adapter again"
             )
         if header.keys() - {_EXPERTS_KEY} != _KEYS or not all(isinstance(value, str) for value in header.values()):
             raise AdapterMalformed(
@@ -166,6 +169,7 @@ class PackedMetadata:
             tensors_sha256=checked("sha256", bool(_SHA256.fullmatch(header["sha256"])), "64 hex digits"),
             manifest=header["manifest"],
             experts=experts,
+            format=header["format"],
         )
 
 

@@ -1,16 +1,19 @@
 """From an adapter's directory to its packed file: read, look at what the file will take, write."""
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.errors import AdapterTooLarge
+from adapters.errors import AdapterIncompatible, AdapterTooLarge
 from adapters.formats import Limits, read_adapter
 from adapters.formats.positions import GivenPositions
 from adapters.model.base_model import BaseModel
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.serving import EngineDtype
+from adapters.packed.engine_directory import PACKED_NAME
+from adapters.packed.reader import read_packed
 from adapters.packed.writer import packed_bytes_of, write_packed
 from adapters.store.errors import StoreFull, disk_full_at
 
@@ -62,4 +65,37 @@ def pack_directory(
                 "free; free or add disk space"
             )
         write_packed(adapter, base, dtype, target)
+    return size
+
+
+def take_packed(
+    directory: Path,
+    target: Path,
+    base: BaseModel,
+    limits: Limits,
+    dtype: EngineDtype,
+    before_writing: BeforeWriting,
+    positions: GivenPositions | None = None,
+) -> PackedSize:
+    """A `Packer` of a trainer's directory, which has a packed file: `target` is that file, copied only to another disk.
+
+    Raises AdapterMissing, AdapterMalformed, AdapterIncompatible for another model or dtype, AdapterTooLarge, StoreFull.
+    """
+    source = directory / PACKED_NAME
+    packed = read_packed(source)
+    packed.check_fits(base)
+    if packed.metadata.dtype != dtype:
+        raise AdapterIncompatible(f"the trainer has packed for {packed.metadata.dtype}, and engines serve {dtype}")
+    if (num_bytes := source.stat().st_size) > limits.max_bytes:
+        raise AdapterTooLarge(
+            f"packed for engines the adapter has {num_bytes} bytes, and at most {limits.max_bytes} are accepted"
+        )
+    manifest = Manifest.from_json(packed.metadata.manifest)
+    before_writing(size := PackedSize(packed.metadata.revision_id, manifest, num_bytes, ()))
+    with disk_full_at(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:
+            shutil.copyfile(source, target)
     return size

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterMissing, HostExhausted
+from adapters.files.digest import sha256_of_chunks
 from adapters.formats.json_file import is_integer, parse_object
 from adapters.formats.safetensors_file import STORAGE_DTYPES
 from adapters.model.base_model import BaseModel
 from adapters.packed.fused_layout import part_shapes
-from adapters.packed.metadata import DTYPE_CODES, MAX_HEADER_BYTES, PackedMetadata, PackedModule
-
-_CHUNK_BYTES = 8 * 1024**2
+from adapters.packed.metadata import CHUNKED, DTYPE_CODES, MAX_HEADER_BYTES, PackedMetadata, PackedModule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,12 +48,13 @@ class PackedRevision:
 
     def check_digest(self) -> None:
         """Read all tensors. Raises AdapterMalformed unless they have the digest that they were packed with."""
-        digest = hashlib.sha256()
-        for begin in range(0, len(self.data), _CHUNK_BYTES):
-            digest.update(self.data[begin : begin + _CHUNK_BYTES])
-        if digest.hexdigest() != self.metadata.tensors_sha256:
+        if self.metadata.format == CHUNKED:
+            found = sha256_of_chunks(self.data)
+        else:
+            found = hashlib.sha256(self.data).hexdigest()
+        if found != self.metadata.tensors_sha256:
             raise AdapterMalformed(
-                f"the tensors of {self.path} have the SHA-256 {digest.hexdigest()}, not "
+                f"the tensors of {self.path} have the SHA-256 {found}, not "
                 f"{self.metadata.tensors_sha256} as its header says; delete it and fetch it again"
             )
 
@@ -120,6 +120,21 @@ def read_packed(path: Path) -> PackedRevision:
         tensors[name] = np.frombuffer(mapped, storage, count, begin).reshape(shape)
         begin += count * storage.itemsize
     return PackedRevision(path, metadata, tensors, memoryview(mapped)[data_begin:])
+
+
+def announced_sha256(path: Path) -> str:
+    """The digest by which a worker knows a file that it is sent. Blocking.
+
+    Of a file with a digest of chunks it is that of the header alone, since the header has the digest of the rest:
+    `check_digest` is for that. Of any other it is that of the whole file. Raises OSError.
+    """
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        header = file.read(min(int.from_bytes(prefix, "little"), MAX_HEADER_BYTES))
+        if f'"format":"{CHUNKED}"'.encode() in header:
+            return hashlib.sha256(prefix + header).hexdigest()
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _wrong(path: Path, what: str) -> AdapterMalformed:

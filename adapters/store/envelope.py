@@ -11,16 +11,13 @@ file is intact. The envelope can:
 The content follows it, and then the signature (`adapters/store/signing.py`), which shows who wrote all this.
 """
 
-import hashlib
 from collections.abc import Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias
+from typing import Self
 
+from adapters.files.digest import Digest, Part
 from adapters.store.errors import StoreCorrupt
 from adapters.store.layout import digits_of
-
-Part: TypeAlias = bytes | memoryview  # of an object's content
 
 ENVELOPE_BYTES = 88
 SIGNATURE_BYTES = 64
@@ -114,7 +111,7 @@ def _checked(
     num_bytes, signature = 0, b""
     most = len(envelope.signature)
     rest = rest or next(chunks, b"")
-    with _Digest() as digest:
+    with Digest() as digest:
         while rest:
             part = rest[: envelope.content_bytes - num_bytes]
             signature += bytes(rest[len(part) :][: most + 1])
@@ -135,38 +132,3 @@ def _checked(
             f"bytes of SHA-256 {found_sha256}; run the store's fsck with repair and import the adapter again"
         )
     yield replace(envelope, signature=signature)
-
-
-class _Digest:
-    """SHA-256 of parts. A thread hashes each of them while the caller writes it and reads the next.
-
-    Hashing takes longer than reading and writing together. Parts must not change.
-    """
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(1, "digest")  # starts with its first work
-        self._hashing: Future[None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-
-    def update(self, part: Part, *, is_all: bool) -> None:
-        """Take the next part. A thread is not worth it where the part `is_all` of the content."""
-        if is_all:
-            self._digest.update(part)
-            return
-        self._wait()
-        self._hashing = self._thread.submit(self._digest.update, part)
-
-    def hexdigest(self) -> str:
-        """Of all parts."""
-        self._wait()
-        return self._digest.hexdigest()
-
-    def _wait(self) -> None:
-        if self._hashing is not None:
-            self._hashing.result()

@@ -212,18 +212,20 @@ class PutAdapterRequest(_message.Message):
     def __init__(self, begin: _Optional[_Union[PutAdapterBegin, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class PutAdapterBegin(_message.Message):
-    __slots__ = ("revision_id", "content_bytes", "content_sha256", "deadline_s", "signature")
+    __slots__ = ("revision_id", "content_bytes", "content_sha256", "deadline_s", "signature", "path")
     REVISION_ID_FIELD_NUMBER: _ClassVar[int]
     CONTENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     CONTENT_SHA256_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
     revision_id: str
     content_bytes: int
     content_sha256: str
     deadline_s: float
     signature: bytes
-    def __init__(self, revision_id: _Optional[str] = ..., content_bytes: _Optional[int] = ..., content_sha256: _Optional[str] = ..., deadline_s: _Optional[float] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    path: str
+    def __init__(self, revision_id: _Optional[str] = ..., content_bytes: _Optional[int] = ..., content_sha256: _Optional[str] = ..., deadline_s: _Optional[float] = ..., signature: _Optional[bytes] = ..., path: _Optional[str] = ...) -> None: ...
 
 class PutAdapterResponse(_message.Message):
     __slots__ = ("was_pinned",)

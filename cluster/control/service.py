@@ -79,7 +79,7 @@ class ControlService(WorkerControlServicer):
         envelope = Envelope(begin.revision_id, begin.content_sha256, begin.content_bytes, begin.signature)
         async with _errors_as_grpc_status(context, f"the adapter was not received and loaded within {deadline_s:g} s"):
             try:
-                response = await adapters.put_adapter(envelope, _chunks(parts, context), deadline_s)
+                response = await adapters.put_adapter(envelope, begin.path, _chunks(parts, context), deadline_s)
             except Exception:
                 await _discard(parts)
                 raise

@@ -28,9 +28,12 @@ class AdapterOperations(Protocol):
         """Renew or release the pin made by `put_adapter`. Raises as `ensure_adapter`."""
 
     async def put_adapter(
-        self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float
+        self, envelope: Envelope, path: str, content: AsyncIterator[bytes], deadline_s: float
     ) -> pb.PutAdapterResponse:
-        """Receive, load and pin a revision that no store has. Raises as `ensure_adapter`."""
+        """Receive, load and pin a revision that no store has. Raises as `ensure_adapter`.
+
+        The file at `path` is taken instead of the content if this host has it.
+        """
 
     async def evict_adapter(self, revision_id: str, from_disk: bool) -> bool:
         """Evict a revision; False if it was not present. Raises AdapterError or EngineError."""

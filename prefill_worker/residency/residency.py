@@ -175,12 +175,12 @@ class Residency:
         self._host.use(entry, lease_s)
         return loop.time() - started_at
 
-    async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float) -> bool:
+    async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float, path: str = "") -> bool:
         """Receive a pushed revision that no store has, load it and pin it. True if an earlier push had pinned it.
 
-        It is never written to a disk, and not read if the revision is in host memory. Raises AdapterNotReceived,
-        PinsExceedBudget, AdapterTooLarge, HostMemoryFull at the deadline, EngineError, TimeoutError, and as
-        `Acceptance.prepare`; pins are then unchanged.
+        `path`: of the file where the router is, which may be this host. It is never written to a disk, and not read if
+        the revision is in host memory. Raises AdapterNotReceived, PinsExceedBudget, AdapterTooLarge, HostMemoryFull at
+        the deadline, EngineError, TimeoutError, and as `Acceptance.prepare`; pins are then unchanged.
         """
         revision_id = envelope.revision_id
         _check(revision_id)
@@ -199,7 +199,7 @@ class Residency:
                 ):
                     entry = await self._host.settled(revision_id)
                     if entry is None:
-                        entry = await self._receiver.receive(envelope, content, on_blocked)
+                        entry = await self._receiver.receive(envelope, content, on_blocked, path)
                         self._hub.add_in_memory_only(revision_id)
                     await self._loader.into_engine(entry)
                     # Also one that came from a store: routers release the pins of what is reported.

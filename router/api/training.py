@@ -38,6 +38,7 @@ from training.service.identity import OBJECT_HEADER, headers_of_router
 
 _MAX_CALLS = 8000  # at the trainer; most are polls
 _SILENT_S = 120.0  # of a trainer: its polls answer after 20 s
+_STATUS_S = 5.0  # of a call for an operator
 _IDLE_S = 2.0  # it closes idle connections after 5 s; a call on a closing one would fail
 _PASSED_ON = (b"content-type", b"content-encoding", b"content-length")  # no header can be taken for one of the router's
 _RETURNED = ("content-type", "content-length", "retry-after")
@@ -85,14 +86,37 @@ class TrainingEndpoint:
         ) as self._session:
             yield
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Raises RouterError, before anything is sent or in the middle of an answer."""
+    @property
+    def is_offered(self) -> bool:
+        return self._trainer is not None
+
+    async def models(self) -> list[dict[str, Any]]:
+        """All tenants' models in training, as the trainer tells operators. Raises TrainerUnavailable, NotOffered."""
+        trainer, session = self._offered(), self._session
+        assert session is not None
+        context, server = (True, None) if trainer.tls is None else trainer.tls()
+        options: Any = {"timeout": aiohttp.ClientTimeout(_STATUS_S), "ssl": context, "server_hostname": server}
+        headers = {"authorization": f"Bearer {trainer.key}"}
+        try:
+            async with session.get(f"{trainer.url}/models", headers=headers, **options) as answer:
+                if answer.status != 200:
+                    raise TrainerUnavailable(f"the trainer answers {answer.status}; it and this router need one key")
+                return (await answer.json(content_type=None))["models"]
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError) as error:
+            raise TrainerUnavailable("the trainer does not answer: see that `prelude trainer` runs") from error
+
+    def _offered(self) -> TrainerAddress:
         if self._trainer is None:
             raise NotOffered("nothing is trained here: set trainer.url in cluster.yaml, and start `prelude trainer`")
+        return self._trainer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Raises RouterError, before anything is sent or in the middle of an answer."""
+        trainer = self._offered()
         call = _Call(scope, receive, self._backends.config)
         try:
             with self._room.held(principal_of(scope).confined_to, 1):
-                await while_connected(call.connection, self._pass_on(call, send, self._trainer))
+                await while_connected(call.connection, self._pass_on(call, send, trainer))
         except ClientGone:
             pass
         except asyncio.CancelledError:  # by the server, at the drain timeout

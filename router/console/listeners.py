@@ -10,7 +10,7 @@ from router.console.page import FOLDER, page_routes
 from router.console.state import ConsoleState
 from router.errors import ConsoleRefused
 
-_STATE = f"{FOLDER}/state"
+_STATE, _POLICIES = f"{FOLDER}/state", f"{FOLDER}/policies"
 # What the page asks of the API for clients. A name has at most one slash.
 _CALLS = re.compile(
     r"GET /v1/(models|adapters(/[^/]+){0,2})|POST /v1/((chat/)?completions|adapters((/[^/]+){1,2}/rollback)?)"
@@ -24,9 +24,15 @@ def client_routes(config: RouterConfig, state: ConsoleState, model: str) -> list
         return []
     needs_key = config.auth is not None
     pages = page_routes(
-        "/", calls="", model=model, needs_key=needs_key, state_needs_key=needs_key, is_managed=config.management
+        "/",
+        calls="",
+        model=model,
+        needs_key=needs_key,
+        state_needs_key=needs_key,
+        is_managed=config.management,
+        is_trained=state.is_trained,
     )
-    return [*pages, Route(_STATE, state.state)]
+    return [*pages, Route(_STATE, state.state), Route(_POLICIES, state.policies)]
 
 
 def admin_routes(config: RouterConfig, state: ConsoleState, model: str, clients: Any) -> list[Route]:
@@ -60,9 +66,10 @@ def admin_routes(config: RouterConfig, state: ConsoleState, model: str, clients:
         needs_key=config.auth is not None,
         state_needs_key=False,
         is_managed=config.management,
+        is_trained=state.is_trained,
     )
     calls = Route(f"{FOLDER}/v1/{{rest:path}}", _Asgi(call), methods=["GET", "POST", "PUT"])
-    return [*pages, Route(_STATE, state.state), calls]
+    return [*pages, Route(_STATE, state.state), Route(_POLICIES, state.policies), calls]
 
 
 class _Asgi:

@@ -40,7 +40,7 @@ HEADERS = {
 
 
 def page_routes(
-    path: str, *, calls: str, model: str, needs_key: bool, state_needs_key: bool, is_managed: bool
+    path: str, *, calls: str, model: str, needs_key: bool, state_needs_key: bool, is_managed: bool, is_trained: bool
 ) -> list[Route]:
     """Routes for the page at `path` and its files in FOLDER. `calls`: the prefix of `/v1/…` in the page's API calls."""
     values = {
@@ -49,6 +49,7 @@ def page_routes(
         "needs-key": str(needs_key).lower(),
         "state-needs-key": str(state_needs_key).lower(),
         "managed": str(is_managed).lower(),
+        "trained": str(is_trained).lower(),
     }
     attributes = "".join(f' data-{name}="{_escaped(value)}"' for name, value in values.items())
     page = _content(PAGE).replace(b"<body", f"<body{attributes}".encode(), 1)

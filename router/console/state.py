@@ -4,7 +4,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from typing import Any
 
@@ -21,11 +21,12 @@ _MIN_AGE_S = 0.5  # an answer is given again until then, however many browsers a
 _MAX_WORKERS = 200
 _MAX_WARM = 64  # decode workers named per prefill worker
 _MAX_REQUESTS = 100
+_MAX_POLICIES = 200
 _MAX_SEQUENCES = 8  # of a request
 
 
 class ConsoleState:
-    """GET /console/state."""
+    """GET /console/state, and /console/policies."""
 
     def __init__(
         self,
@@ -33,10 +34,13 @@ class ConsoleState:
         requests: Requests,
         clock: Callable[[], float] = time.monotonic,
         role_change: Callable[[], str] = str,
+        policies: Callable[[], Awaitable[list[dict[str, Any]]]] | None = None,
     ) -> None:
+        """`policies`: those that are trained, of all tenants; None: nothing is trained here."""
         self._backends = backends
         self._requests = requests
         self._role_change = role_change
+        self._policies = policies
         self._clock = clock
         self._made: bytes | None = None
         self._made_at = 0.0
@@ -49,6 +53,16 @@ class ConsoleState:
         if self._made is None or now - self._made_at >= _MIN_AGE_S:
             self._made, self._made_at = msgspec.json.encode(self._state()), now
         return Response(self._made, headers=HEADERS, media_type="application/json")
+
+    @property
+    def is_trained(self) -> bool:
+        return self._policies is not None
+
+    async def policies(self, _: Request) -> Response:
+        """The policies in training. Raises TrainerUnavailable."""
+        found = [] if self._policies is None else await self._policies()
+        body = msgspec.json.encode({"policies": found[-_MAX_POLICIES:], "num_policies": len(found)})
+        return Response(body, headers=HEADERS, media_type="application/json")
 
     def _state(self) -> dict[str, Any]:
         fleet, first_tokens = self._backends.fleet.state, _buckets(self._backends.metrics.first_byte.collect())

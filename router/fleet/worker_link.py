@@ -260,6 +260,7 @@ async def _put_messages(packed: PackedAdapter, timeout_s: float) -> AsyncIterato
             revision_id=envelope.revision_id,
             content_bytes=envelope.content_bytes,
             content_sha256=envelope.content_sha256,
+            path=str(packed.path),
             signature=envelope.signature,
             deadline_s=timeout_s,
         )

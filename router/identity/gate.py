@@ -61,6 +61,7 @@ SCOPE_OF: dict[tuple[str, str], Scope | None] = {
 # Of the console, where the listener of clients has it. Its files are the same for everybody.
 CONSOLE_SCOPE_OF: dict[tuple[str, str], Scope | None] = {
     ("GET", "/console/state"): Scope.ADMIN,  # names all tenants' adapters
+    ("GET", "/console/policies"): Scope.ADMIN,
 }
 
 PUBLIC_PATHS = frozenset(path for (_, path), scope in SCOPE_OF.items() if scope is PUBLIC)

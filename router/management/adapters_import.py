@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,13 +20,14 @@ from adapters.catalog.sql.tenants import CatalogQuota
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
 from adapters.identity import LATEST, AdapterReference, full_name_of
 from adapters.library import AdapterLibrary, PackedAdapter
+from adapters.packed.packing import take_packed
 from router.errors import InvalidField, PushFailed, TooManyUploads
 from router.identity.access import principal_of
 from router.identity.audit import described, note_of
 from router.management.management import Management, json_answer
 from router.management.request_fields import adapter_key, check_not_base_model, given_positions
 from router.management.upload import received_upload
-from router.management.upload_receiver import Upload
+from router.management.upload_receiver import FOLDER, Upload
 from router.management.worker_calls import Outcomes, on_each
 from router.protocol.request_body import Room
 from router.public_errors import without_path
@@ -86,7 +88,8 @@ class ImportEndpoint:
         name, by = request.path_params["name"], principal_of(request.scope).name
         tenant, _ = self._management.changeable(request)  # before an upload is taken
         self._management.backends.quotas.take_push(tenant)
-        async with self._uploaded(request, ("alias", _MEMORY_ONLY, _POSITIONS)) as upload:
+        more = (FOLDER,) if self._management.is_from_trainer(request) else ()
+        async with self._uploaded(request, ("alias", _MEMORY_ONLY, _POSITIONS, *more)) as upload:
             alias = _alias(name, upload.fields.get("alias"))
             current = await self._current(request, name, alias)
             if is_memory_only := upload.fields.get(_MEMORY_ONLY) == "true":
@@ -211,6 +214,8 @@ class ImportEndpoint:
     async def _read(self, request: Request, name: str, folder: Path, work: Callable[[AdapterLibrary], T]) -> T:
         """The result of `work` on the library, which reads the upload's folder."""
         check_not_base_model(name, self._management.backends.model, "name")
+        if self._management.is_from_trainer(request):
+            given, work = work, lambda library: given(replace(library, packer=take_packed))
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
             return await self._management.backends.adapters.with_library(work, timeout_s, self._right(request, name))

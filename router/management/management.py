@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from hmac import compare_digest
 from typing import TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ from router.management.request_fields import adapter_key, check_known
 from router.metrics import AdapterChange, ChangeResult
 from router.protocol.request_body import ClientGone, Fields, read_body, split
 from router.revisions.memory_only import MemoryOnlyRevisions
+from training.service.identity import TRAINER_HEADER
 
 _MAX_BODY_BYTES = 64 * 1024
 _CLIENT_LEFT = 499
@@ -54,6 +56,7 @@ class Management:
     memory_only: MemoryOnlyRevisions
     max_adapter_bytes: int  # of one adapter's weight files
     max_expert_rank: int  # of LoRA on experts that workers accept
+    trainer_key: str | None = None
 
     def guarded(self, handler: Handler, change: AdapterChange | None) -> Handler:
         """Wrap a handler: refuse requests unread if management is off, and count them under `change`.
@@ -130,6 +133,11 @@ class Management:
         principal = principal_of(request.scope)
         scope = Scope.ADMIN if principal.crosses_tenants else Scope.ADAPTERS_WRITE
         return Right((principal.tenant, tenant), generations, principal.key_id, scope, principal.expires_at)
+
+    def is_from_trainer(self, request: Request) -> bool:
+        """Whether the files of an upload are the trainer's, which has packed them; the principal is its client."""
+        given = request.headers.get(TRAINER_HEADER, "").encode("latin-1")
+        return self.trainer_key is not None and compare_digest(given, self.trainer_key.encode("latin-1"))
 
     async def fields(self, request: Request, *known: str) -> Fields:
         """The fields of a JSON body, none without a body. Raises RequestError for an unknown one."""

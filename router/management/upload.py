@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from adapters.store.errors import StoreFull
 from process.exhaustion import is_disk_full
 from router.errors import BodyTooLarge, BodyTooSlow, InvalidUpload
-from router.management.upload_receiver import FILE_FIELDS, Upload, UploadReceiver
+from router.management.upload_receiver import FILE_FIELDS, FOLDER, Upload, UploadReceiver
 from router.protocol.request_body import ClientGone
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each upload that is not sound
@@ -64,7 +64,7 @@ async def received_upload(
             raise
         finally:
             receiver.close()
-        if not upload.file_names:
+        if not upload.file_names and FOLDER not in upload.fields:
             raise InvalidUpload(f"the upload has no files; send the adapter's files as {FILE_FIELDS[0]!r}")
         yield upload
     finally:

@@ -13,6 +13,7 @@ from adapters.files.work_folder import WorkFolder
 from router.errors import InvalidField, InvalidUpload
 
 FILE_FIELDS = ("file", "files")
+FOLDER = "folder"  # a field with the files' place instead, from a trainer on the same host
 _MAX_FILES = 200
 _MAX_FIELD_BYTES = 1024
 _MAX_HEADER_BYTES = 8 * 1024  # of one header of a part; newer releases of the parser have a bound, too
@@ -24,7 +25,7 @@ _SUFFIXES = (".safetensors", ".json")
 
 @dataclass(slots=True)
 class Upload:
-    """The received fields and files. The folder is created for the first file; `received_upload` removes it."""
+    """The received fields and files. The work folder is created for the first file; `received_upload` removes it."""
 
     work_folder: WorkFolder | None = None
     fields: dict[str, str] = field(default_factory=dict)
@@ -32,8 +33,7 @@ class Upload:
 
     @property
     def folder(self) -> Path:
-        assert self.work_folder is not None
-        return self.work_folder.path
+        return Path(self.fields[FOLDER]) if self.work_folder is None else self.work_folder.path
 
 
 class UploadReceiver:

@@ -33,6 +33,7 @@ from training.executor.operations import (
 )
 from training.executor.turns import Turns
 from training.runs.base import LoadedBase
+from training.trainable.packed import ServedWeights
 
 STATES = ("ready", "paused", "missing", "idle", "broken")  # of models, see `Executor.states`
 
@@ -55,8 +56,8 @@ class CommandLog(Protocol):
 
     def finish(self, model: str, seq: int, outcome: Outcome) -> None: ...
 
-    def exported(self, model: str, seq: int, operation: Export) -> None:
-        """The adapter's files are there. Whoever publishes them finishes the command."""
+    def exported(self, model: str, seq: int, operation: Export, weights: ServedWeights) -> None:
+        """Whoever publishes the weights finishes the command, and then calls `Executor.published`."""
 
     def forget(self, model: str, seq: int) -> None:
         """A snapshot has what the commands up to this one did: after a start, those after it are computed."""
@@ -81,6 +82,8 @@ class _Queue:
     served: int = 0  # when it was last
     learner: Learner | None = None
     restored: int = -1  # the last command of the snapshot that the learner began with
+    is_exporting: bool = False  # weights are on their way: no snapshot yet, since a start makes them again
+    is_held: bool = False  # until they have arrived
     broken: str | None = None  # why nothing can be computed any more
     is_removed: bool = False
     computed_s: float = 0.0  # since the last snapshot
@@ -129,6 +132,13 @@ class Executor:
         with self._changed:
             if (queue := self._queues.get(model)) is not None and seq >= queue.next:
                 queue.waiting.add(seq)
+                self._changed.notify_all()
+
+    def published(self, model: str) -> None:
+        """What was exported has arrived, or never will, and the log has the outcome."""
+        with self._changed:
+            if (queue := self._queues.get(model)) is not None:
+                queue.is_exporting = queue.is_held = False
                 self._changed.notify_all()
 
     def remove_model(self, model: str) -> None:
@@ -212,7 +222,7 @@ class Executor:
             while not self._is_stopping:
                 for removed in [each for each in self._queues.values() if each.is_removed]:
                     self._remove(removed)
-                ready = [each for each in self._queues.values() if each.next in each.waiting]
+                ready = [each for each in self._queues.values() if each.next in each.waiting and not each.is_held]
                 tenants = dict.fromkeys(each.tenant for each in sorted(ready, key=lambda each: each.served))
                 if (tenant := self._turns.first(tenants)) is not None:
                     chosen = min((each for each in ready if each.tenant == tenant), key=lambda each: each.served)
@@ -238,6 +248,9 @@ class Executor:
         command = self._log.command(queue.model, seq)
         new = None if command.outcome is not None else command.operation  # before a restart, others were counted
         with self._changed:
+            if queue.is_exporting and isinstance(command.operation, Export | Load):  # one at a time are in memory
+                queue.is_held = True
+                return
             self._turns.take(queue.tenant, new.num_tokens if isinstance(new, Pass) else 0)
         outcome = self._outcome(queue, seq, command)
         if isinstance(outcome, Failure):
@@ -281,9 +294,8 @@ class Executor:
     def _result(self, queue: _Queue, seq: int, command: Command) -> Outcome | None:
         learner, operation, is_new = self._learner(queue), command.operation, command.outcome is None
         if isinstance(operation, Export) and is_new:
-            if seq > queue.restored:
-                learner.export(self._folder / operation.folder, self._base_name)
-            self._log.exported(queue.model, seq, operation)
+            weights, queue.is_exporting = learner.export(self._base.model.dtype), True
+            self._log.exported(queue.model, seq, operation, weights)
             return None
         if seq <= queue.restored:  # the process ended between its snapshot and its outcome
             return command.outcome or Done()
@@ -322,6 +334,8 @@ class Executor:
 
     def _forget_if_due(self, queue: _Queue, seq: int, operation: Operation | None) -> None:
         """After a load, and after a step if there is much since the last snapshot: then no gradient has been summed."""
+        if queue.is_exporting:
+            return
         is_due = queue.computed_s >= self._options.snapshot_s or queue.num_bytes >= self._options.snapshot_bytes
         if isinstance(operation, Step) and is_due:
             assert queue.learner is not None

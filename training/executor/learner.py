@@ -1,7 +1,6 @@
 """One adapter in training: parameters, moments, the gradient so far."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from training.loop.state import BUFFER, TrainingState
 from training.loop.whole_folder import replace_folder, settle
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter
+from training.trainable.packed import ServedWeights, served_weights
 
 _STATE = "training"  # folder in a checkpoint, beside the adapter's files
 
@@ -79,7 +79,8 @@ class Learner:
             buffers = {f"{BUFFER}{name}": each for name, each in self.adapter.named_buffers()}
             TrainingState(seq, self._optimiser.tensors() | buffers).write(partial / _STATE)
 
-        _replace(folder, write)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        replace_folder(folder, write)
 
     def load(self, folder: Path, *, whole: bool) -> int:
         """Begin from a checkpoint, without its moments unless it is `whole`; returns its number.
@@ -96,11 +97,6 @@ class Learner:
             each.copy_(state.tensors[f"{BUFFER}{name}"])
         return state.step
 
-    def export(self, folder: Path, base_name: str) -> None:
-        """Write the adapter's files only. Raises OSError."""
-        _replace(folder, lambda partial: write_adapter(self.adapter, partial, base_name))
-
-
-def _replace(folder: Path, write: Callable[[Path], None]) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    replace_folder(folder, write)
+    def export(self, dtype: torch.dtype) -> ServedWeights:
+        """What samplers of this adapter load. Raises AdapterUntrainable."""
+        return served_weights(self.adapter, dtype)

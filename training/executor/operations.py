@@ -70,6 +70,10 @@ class Pass(msgspec.Struct, frozen=True, tag="pass"):
         """Of all sequences."""
         return sum(len(datum.tokens) for datum in self.data) // 4
 
+    @property
+    def num_answer_tokens(self) -> int:
+        return sum(end - first for datum in self.data for first, end in datum.answers)
+
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
     """An update with AdamW from the gradients that have been summed since the last one."""
@@ -91,9 +95,8 @@ class Save(msgspec.Struct, frozen=True, tag="save"):
 
 
 class Export(msgspec.Struct, frozen=True, tag="export"):
-    """The adapter as files, for workers that sample with it."""
+    """The adapter for workers that sample with it."""
 
-    folder: str
     path: str | None = None  # of the checkpoint that it becomes; None: it is for one sampling session
     sampler: str | None = None  # id of that session
     expires_s: float | None = None  # as of a Save

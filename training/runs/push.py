@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from training.errors import OptionInvalid, PushFailed
+from training.errors import FolderNotSeen, OptionInvalid, PushFailed
 
 _SUFFIXES = (".json", ".safetensors")  # what an upload may have
 _CHECK_S = 10.0
@@ -29,6 +29,7 @@ class PushTarget:
     timeout_s: float = 300.0  # for upload and loading
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # more, as of a trainer
     memory_only: bool = False  # no store and no disk of the cluster gets it
+    by_folder: bool = False  # a router of this host reads the files itself
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -80,14 +81,16 @@ class PushTarget:
         return {**self.headers, **({} if self.key is None else {"Authorization": f"Bearer {self.key}"})}
 
     async def _push(self, folder: Path) -> dict[str, Any]:
-        form = aiohttp.FormData(quote_fields=False)
+        form = aiohttp.FormData(quote_fields=False, default_to_multipart=True)
         form.add_field("alias", self.alias)
         if self.memory_only:
             form.add_field("memory_only", "true")
+        if self.by_folder:
+            form.add_field("folder", str(folder))
         url = f"{self._base}/v1/adapters/{quote(self.name)}/push"
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
         with contextlib.ExitStack() as opened:
-            for path in _files(folder):
+            for path in [] if self.by_folder else _files(folder):
                 file = opened.enter_context(path.open("rb"))
                 form.add_field("file", file, filename=path.name, content_type="application/octet-stream")
             async with (
@@ -96,7 +99,9 @@ class PushTarget:
             ):
                 body = await answer.json(content_type=None)
                 if answer.status != 200 or not isinstance(body, dict):
-                    raise PushFailed(f"{self.url} refuses {self.name}: {answer.status} {_reason(body)}")
+                    is_unseen = self.by_folder and "adapter_missing" in _reason(body)
+                    failed = FolderNotSeen if is_unseen else PushFailed
+                    raise failed(f"{self.url} refuses {self.name}: {answer.status} {_reason(body)}")
                 return body
 
 

@@ -81,7 +81,7 @@ class Service:
             self._journal, base, options.base_name, options.folder, options.executor, turns, self.metrics
         )
         self._to_sweep, folder = asyncio.Event(), options.folder
-        self._publisher = Publisher(self._commands, options.router, options.secret, folder, self._to_sweep)
+        self._publisher = Publisher(self._commands, options.router, options.secret, self._to_sweep)
         name = self._model_name = options.model_name or options.base_name
         self._checkpoints = Checkpoints(self._journal, name, folder)
         self._models = Models(

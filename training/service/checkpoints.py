@@ -71,7 +71,8 @@ class Checkpoints:
 
     async def delete(self, checkpoint: Checkpoint) -> None:
         await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
-        await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
+        if checkpoint.folder:
+            await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
 
     async def delete_expired(self) -> None:
         now_s = time.time()

@@ -34,13 +34,14 @@ from training.service.errors import Busy, Gone, NotKnown, Refused, ServiceError
 from training.service.identity import Caller
 from training.service.journal import Checkpoint, Journal, Model, Record
 from training.service.metrics import TrainerMetrics
+from training.trainable.packed import ServedWeights
 
 _MAX_AHEAD = 4096  # commands of a model after the one that is computed
 _MAX_LOGGED_BYTES = 512 * 1024**2  # of a model's commands that a start would compute again
 _LATE_AFTER_S = 600.0  # the SDK tries for 300 s
 _DISK_S = 5.0  # until a log that cannot be written is tried again
 
-Exported = Callable[[Model, int, Export], None]
+Exported = Callable[[Model, int, Export, ServedWeights], None]
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +63,13 @@ class LiveModel:
     present: tuple[int, Operation | None] = (-1, None)  # it and its number: passes are large, and read once
     steps: int = 0  # that were done
     tokens: int = 0  # of passes
+    loss: float | None = None  # of the last pass with a gradient, by token of its answers
 
     def count(self, operation: Operation | None, outcome: Outcome) -> None:
         """A command that is computed, also again after a start."""
         self.steps += isinstance(operation, Step) and isinstance(outcome, Done)
+        if isinstance(operation, Pass) and isinstance(outcome, Scored) and not operation.forward_only:
+            self.loss = outcome.loss_sum / max(operation.num_answer_tokens, 1)
         self.tokens += operation.num_tokens if isinstance(operation, Pass) and isinstance(outcome, Scored) else 0
 
     def note(self, seq: int, operation: Operation) -> None:
@@ -82,7 +86,8 @@ class LiveModel:
 def checkpoint_of(
     model: Model, saved: Save | Export, path: str, adapter: str | None = None, scores_prompts: bool = False
 ) -> Checkpoint:
-    facts = model.tenant, model.spec, saved.folder, adapter, time.time(), saved.expires_s, model.metadata
+    folder = saved.folder if isinstance(saved, Save) else ""
+    facts = model.tenant, model.spec, folder, adapter, time.time(), saved.expires_s, model.metadata
     return Checkpoint(path, *facts, scores_prompts)
 
 
@@ -108,12 +113,11 @@ class Commands:
     def start(self, publish: Exported) -> None:
         """Go on where the last process ended. `publish` is called in the event loop for each export."""
         self._loop, self._publish = asyncio.get_running_loop(), publish
-        exports: set[str] = set()
         for model in self.journal.all(Model):
-            exports |= self._add_model(model)
-        kept = {f"snapshots/{folder_of(model)}" for model in self.models} | exports
-        for found in (*self._folder.glob("snapshots/[!.]*"), *self._folder.glob("exports/*")):
-            if f"{found.parent.name}/{found.name}" not in kept:  # the process ended before it had removed them
+            self._add_model(model)
+        kept = set(map(folder_of, self.models))
+        for found in self._folder.glob("snapshots/[!.]*"):
+            if found.name not in kept:  # the process ended before it had removed it
                 shutil.rmtree(found, ignore_errors=True)
         self.executor.start()
 
@@ -128,22 +132,15 @@ class Commands:
         await asyncio.to_thread(self.journal.add_model, model, first)
         self._add_model(model)
 
-    def _add_model(self, model: Model) -> set[str]:
-        """Returns the folders of its exports that are not published yet."""
+    def _add_model(self, model: Model) -> None:
         live = self.models[model.id] = LiveModel(
             model, self.journal.num_bytes(model.id), steps=model.steps, tokens=model.tokens
         )
-        exports = set()
         for seq, task in self.journal.operations(model):
             live.note(seq, task)
-            if isinstance(task, Export):
-                exports.add(task.folder)
-                if seq <= model.snapshot:  # its files are there, and it will not run again
-                    self._publish(model, seq, task)
         self.executor.add_model(
             model.id, model.tenant, model.spec, self.journal.seqs(model.id), next_seq=model.snapshot + 1
         )
-        return exports
 
     async def remove(self, model: str) -> None:
         self.executor.remove_model(model)
@@ -296,9 +293,14 @@ class Commands:
         if (finished := live.waiting.pop(seq, None)) is not None:
             finished.set()
 
-    def exported(self, model: str, seq: int, operation: Export) -> None:
+    def exported(self, model: str, seq: int, operation: Export, weights: ServedWeights) -> None:
         if (live := self.models.get(model)) is not None:
-            self._loop.call_soon_threadsafe(self._publish, live.model, seq, operation)
+            self._loop.call_soon_threadsafe(self._publish, live.model, seq, operation, weights)
+
+    def published(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
+        """Finish a command whose weights are published, or cannot be."""
+        self.finish(model, seq, outcome, made)
+        self.executor.published(model)
 
     def forget(self, model: str, seq: int) -> None:
         if (live := self.models.get(model)) is not None:

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from training.service.errors import KeyRefused
 
+TRAINER_HEADER = "x-prelude-trainer"  # its secret, with a push that a client's key permits
 OBJECT_HEADER = "x-prelude-object"  # of an answer: what the request was about, for the router's audit log
 TENANT_HEADER = "x-prelude-tenant"
 SAMPLER_ALIAS = re.compile(r"sampler-[0-9a-f]{16}-[0-9]{1,10}")  # at the router, of a sampling session's weights

@@ -55,7 +55,7 @@ class Checkpoint(Record, frozen=True):
     """Its id is a tinker:// path. `adapter`: with its revision, of weights for samplers."""
 
     spec: Spec
-    folder: str
+    folder: str  # below the service's; empty: it is of weights for samplers, which the router has
     adapter: str | None = None
     made_s: float = 0.0  # by the clock, as the next one
     expires_s: float | None = None

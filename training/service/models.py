@@ -237,6 +237,7 @@ class Models:
                 "state": self._commands.executor.state_of(live.model.id),
                 "steps": live.steps,
                 "tokens": live.tokens,
+                "loss": live.loss,
                 "checkpoint": saved.get(live.model.id),
             }
             for live in self._commands.models.values()
@@ -293,16 +294,15 @@ class Models:
     # Samplers
 
     def export(self, live: LiveModel, request: SaveWeightsForSampler) -> Export:
-        folder = f"exports/{folder_of(live.model.id)}-{request.seq_id}"
         if request.path is not None:
             path = self._new_path(live, SAMPLER_WEIGHTS, request.path)
-            return Export(folder, path=path, expires_s=expiry(request.ttl_seconds))
+            return Export(path, expires_s=expiry(request.ttl_seconds))
         if request.sampling_session_seq_id is None:
             raise Refused("neither path nor sampling_session_seq_id is given; name the weights")
         sampler = self._new_sampler(live.model.tenant, live.model.session, request.sampling_session_seq_id)
         if self._journal.get(Sampler, sampler) is not None:
             raise Refused(f"the sampling session {sampler} exists; choose another sampling_session_seq_id")
-        return Export(folder, sampler=sampler)
+        return Export(sampler=sampler)
 
     def _new_sampler(self, tenant: str, session: str, number: int) -> str:
         if not 0 <= number <= _MAX_SEQ:

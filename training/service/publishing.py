@@ -1,27 +1,32 @@
 """Pushes exported adapters to the cluster's router, in the name of the tenant whose model it is."""
 
 import asyncio
+import contextlib
 import logging
 import random
-import shutil
 import time
 from collections import Counter
 from collections.abc import Collection
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
 
-from safetensors import safe_open
-
+from adapters.files.locked_folder import SHARED_MEMORY
+from adapters.files.work_folder import work_folder
 from adapters.identity import full_name_of
-from training.errors import TrainingError
+from adapters.packed import PACKED_NAME
+from training.errors import FolderNotSeen, PushFailed, TrainingError
 from training.executor.operations import Done, Export, Failure
 from training.runs.push import PushTarget
 from training.service.commands import Commands, checkpoint_of
-from training.service.identity import headers_of_router, name_of
+from training.service.identity import TRAINER_HEADER, headers_of_router, name_of
 from training.service.journal import Model, Pushed, Record, Sampler
+from training.trainable.packed import ServedWeights
 
 _AT_ONCE = 2  # pushes
 _ALIASES = 16  # of sampling clients of one session: so many are in workers' memory
 
+_THIS_HOST = ("127.0.0.1", "::1", "localhost")
 _FAILURES = 4  # to remove aliases, in a row of attempts: the router may be away
 
 log = logging.getLogger(__name__)
@@ -30,21 +35,19 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Each push finishes its command. What sampling sessions had at the router goes with them."""
 
-    def __init__(
-        self, commands: Commands, router: str | None, secret: str | None, folder: Path, done: asyncio.Event
-    ) -> None:
+    def __init__(self, commands: Commands, router: str | None, secret: str | None, done: asyncio.Event) -> None:
         """`secret`: with which the router knows this trainer, since clients' keys end before their sessions do.
 
         `done` is set after each push.
         """
-        self._commands, self._router, self._folder = commands, router, folder
+        self._commands, self._router = commands, router
         self._secret, self._done = secret, done
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._tasks: dict[asyncio.Task[None], tuple[Model, Export]] = {}
         self._begun: set[asyncio.Task[None]] = set()  # of these: nothing can stop them
 
-    def publish(self, model: Model, seq: int, task: Export) -> None:
-        running = asyncio.create_task(self._publish(model, seq, task))
+    def publish(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> None:
+        running = asyncio.create_task(self._publish(model, seq, task, weights))
         self._tasks[running] = model, task
         running.add_done_callback(self._forget)
 
@@ -99,19 +102,18 @@ class Publisher:
         await asyncio.to_thread(self._commands.journal.remove, Pushed, pushed.id)
         return True
 
-    async def _publish(self, model: Model, seq: int, task: Export) -> None:
-        folder = self._folder / task.folder
+    async def _publish(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> None:
         outcome: Done | Failure
         made: Record | None = None
         try:
-            scores_prompts = model.spec.positions == "all" or await asyncio.to_thread(_changes_nothing, folder)
-            adapter = await self._pushed(model, seq, task, folder)
+            adapter = await self._pushed(model, seq, task, weights)
         except TrainingError as error:
             outcome = Failure(str(error), is_users=False)
         except Exception:
             log.exception("a push failed", extra={"fields": {"model": model.id, "seq": seq}})
             outcome = Failure("the trainer's log has the reason", is_users=False)
         else:
+            scores_prompts = model.spec.positions == "all" or weights.changes_nothing
             if task.path is not None:
                 outcome = Done({"path": task.path})
                 made = checkpoint_of(model, task, task.path, adapter, scores_prompts)
@@ -119,10 +121,9 @@ class Publisher:
                 assert task.sampler is not None
                 outcome = Done({"sampling_session_id": task.sampler})
                 made = Sampler(task.sampler, model.tenant, model.session, None, adapter, scores_prompts)
-        await asyncio.to_thread(self._commands.finish, model.id, seq, outcome, made)
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await asyncio.to_thread(self._commands.published, model.id, seq, outcome, made)
 
-    async def _pushed(self, model: Model, seq: int, task: Export, folder: Path) -> str:
+    async def _pushed(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> str:
         """The adapter with its revision. Raises TrainingError."""
         if self._router is None:
             raise TrainingError("this trainer was started without a router; there is nothing to sample with")
@@ -134,7 +135,8 @@ class Publisher:
             assert task.sampler is not None
             alias = "sampler-" + task.sampler.replace(":sample:", "-")
         key = await self._commands.key_of(model.id, seq)  # another one of the tenant may be allowed less, or more
-        target = PushTarget(self._router, name, key, alias, memory_only=task.path is None)
+        headers = {} if self._secret is None else {TRAINER_HEADER: self._secret}
+        target = PushTarget(self._router, name, key, alias, headers=headers, memory_only=task.path is None)
         async with self._turns:
             running = asyncio.current_task()
             assert running is not None
@@ -144,18 +146,23 @@ class Publisher:
                 await asyncio.to_thread(self._commands.journal.put, pushed)
             begun_s, result = time.monotonic(), "failed"
             try:
-                answer = await asyncio.to_thread(target.push, folder)
+                answer = await asyncio.to_thread(_push, target, weights)
                 result = "done"
             finally:
                 self._commands.metrics.push_seconds.labels(result).observe(time.monotonic() - begun_s)
         return f"{name}@{answer['revision']}"
 
 
-def _changes_nothing(folder: Path) -> bool:
-    """Whether it is LoRA that has not been trained: its factors B are 0."""
-    file = folder / "adapter_model.safetensors"
-    if not file.exists():
-        return False
-    with safe_open(file, "numpy") as tensors:  # of what has been trained it reads one
-        factors = [name for name in tensors.keys() if ".lora_B." in name]  # noqa: SIM118 it is no mapping
-        return bool(factors) and not any(tensors.get_tensor(name).any() for name in factors)
+def _push(target: PushTarget, weights: ServedWeights) -> dict[str, Any]:
+    """Push the packed file. Raises PushFailed."""
+    is_near = urlsplit(target.url).hostname in _THIS_HOST
+    try:
+        with work_folder("export", in_memory=is_near) as folder:
+            weights.write(folder / PACKED_NAME)
+            if is_near:
+                with contextlib.suppress(FolderNotSeen):  # as in another container
+                    return replace(target, by_folder=True).push(folder)
+            return target.push(folder)
+    except OSError as error:
+        where = SHARED_MEMORY if is_near else "TMPDIR"
+        raise PushFailed(f"the weights cannot be written to {where} ({error.strerror}); give it more room") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 
 from adapters.files.durable import make_folder, whole_file
+from adapters.files.work_folder import sweep_abandoned
 from adapters.model.base_weights import are_known_to_differ, weights_digest
 from training.errors import OptionInvalid
 from training.runs.base import Dtype, load_base
@@ -33,6 +34,7 @@ def run(
     folder = options.folder
     try:
         make_folder(folder)
+        sweep_abandoned()
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         base = load_base(model, dtype, device)

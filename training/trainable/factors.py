@@ -32,10 +32,13 @@ class TrainableLora(nn.Module):
         self.a = nn.Parameter(torch.empty(rank, size_in, dtype=dtype))
         self.b = nn.Parameter(torch.zeros(size_out, rank, dtype=dtype))
         self.scale = scale
+        self._is_exact = (
+            torch.tensor(scale, dtype=dtype).item() == scale
+        )  # then a product of the masters' dtype is, too
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))  # as peft
 
     def served(self, dtype: torch.dtype) -> ServedFactors:
-        scaled = (self.b.double() * self.scale).to(self.b.dtype)
+        scaled = self.b * self.scale if self._is_exact else (self.b.double() * self.scale).to(self.b.dtype)
         return ServedFactors(self.a.to(dtype), scaled.to(dtype).T, None)
 
     def factors(self) -> LoraFactors:

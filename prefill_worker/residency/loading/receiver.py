@@ -1,12 +1,15 @@
 """Receives adapters that routers push because no store has them: into host memory, never to a disk."""
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
+from adapters.errors import AdapterMalformed
+from adapters.packed import announced_sha256, read_packed
+from adapters.packed.metadata import CHUNKED
 from adapters.store import Envelope
 from prefill_worker.residency.acceptance import Acceptance
 from prefill_worker.residency.errors import AdapterNotReceived, HostMemoryFull
@@ -49,12 +52,17 @@ class Receiver:
             ended.set()
 
     async def receive(
-        self, announced: Envelope, content: AsyncIterator[bytes], on_blocked: Callable[[HostMemoryFull | None], None]
+        self,
+        announced: Envelope,
+        content: AsyncIterator[bytes],
+        on_blocked: Callable[[HostMemoryFull | None], None],
+        path: str = "",
     ) -> HostEntry:
         """Create an entry in host memory, complete and verified. Call it inside `exclusive`. A failure leaves nothing.
 
-        `on_blocked`: see `HostMemory.reserve`. Raises AdapterNotTrusted, AdapterNotReceived if the content is not what
-        was announced or does not fit in shared memory, AdapterTooLarge, HostMemoryFull, and as `Acceptance.prepare`.
+        The file at `path`, if this host has it, is taken instead of the content. `on_blocked`: see
+        `HostMemory.reserve`. Raises AdapterNotTrusted, AdapterNotReceived if the content is not what was announced or
+        does not fit in shared memory, AdapterTooLarge, HostMemoryFull, and as `Acceptance.prepare`.
         """
         self._acceptance.trust.check_push(announced)
         began = time.monotonic()
@@ -62,7 +70,10 @@ class Receiver:
         entry.is_memory_only = True
         try:
             async with self._host.filling(entry):
-                await self._fill(entry, announced, content)
+                share = partial(entry.share, Path(path), announced.content_bytes)
+                if not await self._threads.run_to_end(share):
+                    await self._fill(entry, announced, content)
+                await self._threads.run_to_end(partial(_check, entry, announced))
                 prepare = partial(self._acceptance.prepare, announced.revision_id, entry.packed, is_memory_only=True)
                 await self._threads.run(lambda _: prepare())
                 entry.envelope = announced
@@ -72,23 +83,32 @@ class Receiver:
         return entry
 
     async def _fill(self, entry: HostEntry, announced: Envelope, content: AsyncIterator[bytes]) -> None:
-        digest, num_bytes = hashlib.sha256(), 0
+        num_bytes = 0
         with await self._threads.run_to_end(entry.open_packed) as file:
-
-            def take(chunk: bytes) -> None:
-                digest.update(chunk)
-                write_all(file, chunk)
-
             async for chunk in content:
                 num_bytes += len(chunk)
                 if num_bytes > announced.content_bytes:
                     break
-                await self._threads.run_to_end(partial(take, chunk))
+                await self._threads.run_to_end(partial(write_all, file, chunk))
             file.truncate()
-        if num_bytes != announced.content_bytes or digest.hexdigest() != announced.content_sha256:
+        if num_bytes != announced.content_bytes:
             more = "more than " if num_bytes > announced.content_bytes else ""
             raise AdapterNotReceived(
-                f"{announced.revision_id}: expected {announced.content_bytes} bytes with SHA-256 "
-                f"{announced.content_sha256}, received {more}{min(num_bytes, announced.content_bytes)} bytes with "
-                f"SHA-256 {digest.hexdigest()}; send it again"
+                f"{announced.revision_id}: expected {announced.content_bytes} bytes, received {more}"
+                f"{min(num_bytes, announced.content_bytes)} bytes; send it again"
             )
+
+
+def _check(entry: HostEntry, announced: Envelope) -> None:
+    """Raises AdapterNotReceived unless it is the file that was announced."""
+    if (found := announced_sha256(entry.packed)) != announced.content_sha256:
+        raise AdapterNotReceived(
+            f"{announced.revision_id}: expected content with SHA-256 {announced.content_sha256}, received {found}; "
+            "send it again"
+        )
+    packed = read_packed(entry.packed)
+    if packed.metadata.format == CHUNKED and not entry.is_shared:  # nothing has carried a file that is shared
+        try:
+            packed.check_digest()
+        except AdapterMalformed as error:
+            raise AdapterNotReceived(f"{announced.revision_id} is damaged: {error}; send it again") from error

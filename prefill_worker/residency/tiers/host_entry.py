@@ -39,6 +39,7 @@ class HostEntry:
     num_holds: int = 0  # copies and engine loads in progress
     may_be_in_engine: bool = False
     is_memory_only: bool = False  # pushed by a router and in no store: must never be written to the disk
+    is_shared: bool = False  # other processes may have the packed file, too: it is not written over
     spare: Path | None = None  # folder of an evicted adapter of the same size, to be written over
 
     @property
@@ -52,6 +53,25 @@ class HostEntry:
                 self.spare.rename(self.directory)
         self.directory.mkdir(exist_ok=self.spare is not None)
         return FileIO(self.packed, "r+", opener=_create)
+
+    def share(self, path: Path, num_bytes: int) -> bool:
+        """Have a file of this host and user, which nobody writes to any more, as packed file. False if that cannot be.
+
+        Blocking. Raises OSError.
+        """
+        link = self.directory.with_name(f"{self.directory.name}.shared")
+        try:
+            os.link(path, link, follow_symlinks=False)
+        except OSError:  # as on another host
+            return False
+        status = os.lstat(link)
+        if (status.st_uid, status.st_size) != (os.getuid(), num_bytes):
+            link.unlink()
+            return False
+        self.open_packed().close()
+        os.replace(link, self.packed)
+        self.is_shared = True
+        return True
 
 
 def _create(path: str, flags: int) -> int:

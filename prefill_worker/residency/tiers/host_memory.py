@@ -303,7 +303,7 @@ class HostMemory:
         before, entry.state = entry.state, HostState.EVICTING
         self._evicting_bytes += entry.num_bytes
         is_wanted = is_ahead or self._spares.is_wanted(entry.num_bytes)
-        may_keep = self._reuses_folders and is_wanted and not is_by_name
+        may_keep = self._reuses_folders and is_wanted and not is_by_name and not entry.is_shared
         return asyncio.create_task(
             self._evict_now(entry, before, is_ahead, may_keep), name=f"evict {entry.revision_id}"
         )

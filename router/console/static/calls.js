@@ -30,6 +30,7 @@ export class CallFailed extends Error {
 export class KeyChanged extends Error {}
 
 export const getState = () => getJson("/console/state");
+export const getPolicies = () => getJson("/console/policies");
 export const getApi = (path) => getJson(calls + path);
 
 // `body`: a form, or fields of JSON.

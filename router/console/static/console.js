@@ -6,6 +6,7 @@ import { Chart, quantile } from "./charts.js";
 import { byId, count, seconds, setText } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { showRequests } from "./requests.js";
+import { forgetTraining, isTrained, refreshTraining } from "./training.js";
 import { forgetAnswers, listAgain, prepareTry, refreshChoices } from "./try.js";
 
 const PERIOD_MS = 750; // so that a change is shown within a second
@@ -28,7 +29,7 @@ function shown() {
 // The view that the address names: not by its id, to which the browser would scroll and give the focus. At the clients'
 // port, people come to try; operators look at the fleet first.
 function showNamed() {
-  const named = tabs.map((tab) => tab.getAttribute("aria-controls")).find((view) => hashOf(view) === window.location.hash);
+  const named = tabs.filter((tab) => !tab.hidden).map((tab) => tab.getAttribute("aria-controls")).find((view) => hashOf(view) === window.location.hash);
   show(named ?? (document.body.dataset.calls ? "fleet" : "try"));
 }
 
@@ -65,7 +66,8 @@ function prepareTabs() {
 // A key that may not see all tenants' requests has what is left.
 function showOperatorsViews(isAllowed) {
   for (const id of ["tiles", "tab-fleet", "tab-requests"]) byId(id).hidden = !isAllowed;
-  if (!isAllowed && ["fleet", "requests"].includes(shown())) show("try");
+  byId("tab-training").hidden = !isAllowed || !isTrained;
+  if (!isAllowed && ["fleet", "requests", "training"].includes(shown())) show("try");
 }
 
 function prepareKey() {
@@ -105,6 +107,7 @@ function forget() {
   forgetAdapters();
   forgetAnswers();
   forgetNumbers();
+  forgetTraining();
   showFleet({ workers: [], num_workers: 0 });
   showRequests({ requests: [], num_requests: 0 });
   for (const id of ["requests-note", "workers-note"]) setText(byId(id), "");
@@ -130,7 +133,7 @@ async function ask() {
   const beganAt = performance.now();
   await Promise.all([
     askState().catch(notConnected),
-    { adapters: refreshAdapters, try: refreshChoices }[shown()]?.().catch(notConnected),
+    { adapters: refreshAdapters, training: refreshTraining, try: refreshChoices }[shown()]?.().catch(notConnected),
   ]);
   isAsking = false;
   if (!document.hidden) timer = setTimeout(ask, Math.max(50, isWanted ? 0 : PERIOD_MS - (performance.now() - beganAt)));
@@ -191,6 +194,7 @@ function showNumbers(state) {
 }
 
 setText(byId("model"), document.body.dataset.model);
+byId("tab-training").hidden = !isTrained;
 prepareTabs();
 prepareAdapters(askSoon);
 prepareTry();

@@ -79,7 +79,7 @@ def make_service(
     name: str = "demo",
     identities: Identities | None = None,
     share_of: Callable[[str], Share] = lambda _tenant: Share(),
-    secret: str | None = None,
+    secret: str | None = SECRET,
     status_at: tuple[str, int] | None = None,
     **executor: Any,
 ) -> Service:

@@ -20,6 +20,10 @@ from support.adapters.held_adapters import (
 from support.adapters.random_adapters import write_random_lora, write_random_reft
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, InvalidReference
+from adapters.files.digest import sha256_of_chunks
+from adapters.formats.safetensors_file import header_of
+from adapters.packed import announced_sha256, read_packed
+from adapters.packed.metadata import CHUNKED, DTYPE_CODES
 from adapters.store import Envelope, RevisionNotStored
 from engine.errors import EngineError
 from prefill_worker.residency import residency
@@ -30,6 +34,17 @@ def unstored(stored: StoredAdapters, revision_id: str) -> tuple[Envelope, bytes]
     """A revision removed from the store: its announcement and its packed file."""
     stored.object_of(revision_id).unlink()
     return announced(revision_id, stored.packed[revision_id])
+
+
+def damaged_in_chunks(path: Path, folder: Path) -> tuple[Envelope, bytes]:
+    """The announcement of a packed file whose digest is that of chunks, and its content with a bit changed."""
+    packed = read_packed(path)
+    metadata = replace(packed.metadata, format=CHUNKED, tensors_sha256=sha256_of_chunks(packed.data))
+    sizes = {name: (DTYPE_CODES[metadata.dtype], each.shape, each.nbytes) for name, each in packed.tensors.items()}
+    (folder / "chunked").write_bytes(header_of(sizes, metadata.to_header()) + packed.data)
+    content = (folder / "chunked").read_bytes()
+    envelope = Envelope(metadata.revision_id, announced_sha256(folder / "chunked"), len(content))
+    return envelope, content[:-1] + bytes([content[-1] ^ 1])
 
 
 async def nothing() -> AsyncIterator[bytes]:
@@ -138,6 +153,7 @@ async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapt
     a, b = stored.ids[:2]
     envelope, content = unstored(stored, a)
     renamed = replace(envelope, revision_id=b)
+    chunked = damaged_in_chunks(stored.packed[a], tmp_path)
     stored.object_of(b).unlink()
     async with running_worker(stored, tmp_path, host=3) as worker:
         for wanted, bytes_sent, error, words in (
@@ -146,6 +162,7 @@ async def test_content_that_was_not_announced_leaves_nothing(stored: StoredAdapt
             (envelope, b"", AdapterNotReceived, "send it again"),
             (envelope, content + b"x", AdapterNotReceived, "more than"),
             (envelope, content[:500] + b"x" + content[501:], AdapterNotReceived, "SHA-256"),
+            (*chunked, AdapterNotReceived, "is damaged.*SHA-256"),
             (replace(envelope, content_sha256="0" * 64), content, AdapterNotReceived, "SHA-256"),
             (renamed, content, AdapterMalformed, f"{b} holds {a}"),
             (*other_dtype, AdapterIncompatible, "bfloat16"),
@@ -262,3 +279,40 @@ async def test_a_lost_revision_is_not_retried_forever(stored: StoredAdapters, wo
     await asyncio.sleep(0.3)
     assert len(worker.engine.calls) == num_calls
     assert not worker.residency._pins_due.is_set()
+
+
+async def test_a_file_of_this_host_is_taken_and_never_written_over(stored: StoredAdapters, tmp_path: Path):
+    """Other workers and the router may have it, too."""
+    a, *others = stored.ids
+    envelope, content = unstored(stored, a)
+    (path := tmp_path / "pushed").write_bytes(content)
+    (tmp_path / "memory").mkdir()
+    async with running_worker(stored, tmp_path, host=2, shared_memory=tmp_path / "memory") as worker:
+        await worker.residency.put(envelope, nothing(), 5, str(path))
+        assert worker.engine.held[a].path.samefile(path)
+        worker.residency.unpin(a)
+        for other in others[:3]:  # each over one that was evicted
+            await worker.load(other)
+        assert a not in worker.hub.resident
+        assert path.read_bytes() == content
+
+
+async def test_another_file_at_that_path_is_not_taken(stored: StoredAdapters, tmp_path: Path):
+    a, b = stored.ids[:2]
+    envelope, content = unstored(stored, a)
+    (longer := tmp_path / "longer").write_bytes(content + b"x")
+    (other := tmp_path / "other").write_bytes(stored.packed[b].read_bytes())
+    (linked := tmp_path / "linked").symlink_to(stored.packed[a])
+    (tmp_path / "memory").mkdir()
+    async with running_worker(stored, tmp_path, shared_memory=tmp_path / "memory") as worker:
+        with pytest.raises(AdapterNotReceived, match="expected content with SHA-256"):
+            await worker.residency.put(envelope, sent(content), 5, str(other))
+        assert is_empty(worker)
+        for path in (longer, linked, tmp_path, tmp_path / "none"):
+            await worker.residency.put(envelope, sent(content), 5, str(path))
+            held = worker.engine.held[a].path
+            assert held.read_bytes() == content
+            assert held.stat().st_nlink == 1
+            worker.residency.unpin(a)
+            await worker.residency.evict(a, from_disk=False)
+        assert is_empty(worker)

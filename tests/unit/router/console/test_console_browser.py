@@ -6,10 +6,12 @@ Skipped, with the reason, where there is no browser: `make chromium` gets one.
 import asyncio
 import json
 import sqlite3
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support.adapters.catalog_databases import add
 from support.observability.browser import OTHER_NAME, Page, browsing
 from support.router_stand_ins import REVISION_ID, WORDS, ClusterStandIn, stops_after
@@ -17,11 +19,14 @@ from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import ask, id_of, imported, lora, managing, upload
 
 from adapters.scopes import Scope
+from process.free_ports import bound_socket
 from router.api import status_pages
+from router.api.training import TrainerAddress
 from router.console.page import ASSETS
 
 pytestmark = pytest.mark.slow  # a browser starts
 
+SECRET = "the secret of router and trainer"
 HOSTILE = "<img src=/x onerror=window.hit=1><script>window.hit=1</script>"
 
 
@@ -232,6 +237,46 @@ async def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
         asked = f"fetch({json.dumps(cluster.url + '/health')}).then(() => 'got', () => 'blocked')"
         assert await page.js(asked) == "blocked"
         assert await page.js("window.hit") is None
+
+
+async def test_policies_in_training(tmp_path: Path) -> None:
+    policies = [
+        {"model": f"s:train:{number}", "tenant": "acme", "kind": "lora", "rank": 8, "state": "ready", "steps": 1200,
+         "tokens": 3, "loss": 0.69314, "checkpoint": f"tinker://s:train:{number}/weights/v1"}
+        for number in range(201)
+    ]  # fmt: skip
+    asked = Counter[str | None]()
+
+    async def models(request: web.Request) -> web.Response:
+        asked[request.headers.get("authorization")] += 1
+        return web.json_response({"models": policies})
+
+    app = web.Application()
+    app.router.add_get("/models", models)
+    trainer = web.AppRunner(app)
+    await trainer.setup()
+    with bound_socket() as listener:
+        await web.SockSite(trainer, listener).start()
+        address = TrainerAddress(f"http://127.0.0.1:{listener.getsockname()[1]}", SECRET)
+        async with keyed_cluster(tmp_path, 0, 0, console=True, trainer=address) as keyed, browsing() as page:
+            await page.go(f"{keyed.cluster.admin_url}/console")
+            await open_view(page, "training")
+            await page.shows("#policy-rows", "s:train:1acmereadylora81,2000.69313weights/v1s:train:2")
+            await page.shows("#training-note", "1 older policies are not shown")
+            assert asked.keys() == {f"Bearer {SECRET}"}
+            policies[:] = [{**policies[0], "tenant": HOSTILE, "checkpoint": HOSTILE, "loss": None, "state": "broken"}]
+            await page.until(
+                f"document.querySelector('#policy-rows').textContent.split({json.dumps(HOSTILE)}).length === 3"
+            )
+            assert await page.js("window.hit") is None
+            await trainer.cleanup()
+            await page.shows("#training-note", "the trainer does not answer")
+            page.errors.clear()  # the browser logs the refused call
+            check_origin(page, f"{keyed.cluster.admin_url}/console")
+            await page.go(f"{keyed.cluster.url}/#/training")
+            key, other = await keyed.key("acme", {Scope.ADMIN}), await keyed.key("acme", {Scope.INFER})
+            for given, status in ((None, 401), (other, 403), (key, 503)):
+                assert (await keyed.ask(given, "GET", "/console/policies"))[0] == status
 
 
 async def test_with_the_keyboard_alone_and_a_key(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_the_operator_sees_and_stops_models_of_all_tenants(trainer: str, command
     assert command("list") == (0, {"models": []})
     acme, beta = (RawClient(trainer, headers=headers_of_router(SECRET, each, None)) for each in ("acme", "beta"))
     first, second = acme.model(), beta.model(kind="direft")
-    acme.result(acme.forward_backward(first, 1, *data(1, 2)))
+    scored = acme.result(acme.forward_backward(first, 1, *data(1, 2)))
     acme.result(acme.optim_step(first, 2))
     saved = acme.result(acme.post("save_weights", model_id=first, seq_id=3, path="one"))["path"]
     beta.optim_step(second, 2)  # 1 is missing
@@ -59,13 +59,14 @@ def test_the_operator_sees_and_stops_models_of_all_tenants(trainer: str, command
     found = {
         "model": first, "tenant": "acme", "kind": "lora", "rank": 4, "positions": "prefill", "adapter": None,
         "state": "idle", "steps": 1, "tokens": 22, "checkpoint": saved,
+        "loss": pytest.approx(scored.metrics["loss:sum"] / 12),  # of each answer's token
     }  # fmt: skip
     assert command("show", first) == (0, {"models": [found]})
     status, listed = command("list")
     assert (status, [each["tenant"] for each in listed["models"]]) == (0, ["acme", "beta"])
     assert listed["models"][1] == found | {
         "model": second, "tenant": "beta", "kind": "direft", "state": "missing", "steps": 0, "tokens": 0,
-        "checkpoint": None,
+        "checkpoint": None, "loss": None,
     }  # fmt: skip
     assert command("stop", first, second) == (0, {"stopped": [first, second]})
     assert command("list") == (0, {"models": []})

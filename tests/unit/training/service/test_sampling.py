@@ -4,10 +4,13 @@ A real router over stand-ins of workers; tests/cluster/training/ has real engine
 """
 
 import asyncio
+import errno
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,8 +31,11 @@ from support.waiting import wait_until
 from tinker import types
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from adapters.files.digest import sha256_of_chunks
+from adapters.files.locked_folder import SHARED_MEMORY
 from adapters.formats import read_adapter
-from adapters.model.manifest import revision_id_of
+from adapters.model.manifest import Manifest, revision_id_of_packed
+from adapters.packed import read_packed, write_packed
 from adapters.scopes import Scope
 from router.api.training import TrainerAddress
 from training.errors import PushFailed
@@ -47,6 +53,7 @@ from training.service.journal import Model, Pushed, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
+from training.trainable.packed import ServedWeights
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +82,7 @@ def beside_router(work: Callable[[ClusterStandIn], None]) -> None:
     """Run blocking work while a router and one unified worker run."""
 
     async def run() -> None:
-        async with managing(0, 0, 1) as cluster:
+        async with managing(0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as cluster:
             cluster.unified[0].engine.words = ("a",)
             await asyncio.to_thread(work, cluster)
 
@@ -83,9 +90,13 @@ def beside_router(work: Callable[[ClusterStandIn], None]) -> None:
 
 
 def revision_in(folder: Path, name: str) -> str:
-    """Of the adapter that a checkpoint has."""
+    """Of the adapter that a checkpoint has, in packed form."""
     [checkpoint] = folder.glob(f"checkpoints/*/{name}")
-    return revision_id_of(read_adapter(checkpoint, BASE, LIMITS))
+    adapter, packed = read_adapter(checkpoint, BASE, LIMITS), folder / f"{name}.packed"
+    write_packed(adapter, BASE, "float32", packed)
+    manifest = Manifest.of(adapter)
+    folded = replace(manifest, lora=tuple(replace(entry, scale=1.0) for entry in manifest.lora))
+    return revision_id_of_packed(folded.to_json(), sha256_of_chunks(read_packed(packed).data))
 
 
 def connect(url: str) -> tinker.ServiceClient:
@@ -129,7 +140,6 @@ def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folde
             assert samplers[0].sample(PROMPT, 1, cool).result().sequences[0].logprobs is None
             base = service.create_sampling_client(base_model=MODEL).result().sample(PROMPT, 1, PARAMS).result()
             assert base.sequences[0].sequence_id.endswith(".0@base")
-            assert list(folder.glob("exports/*")) == []
 
     beside_router(work)
 
@@ -157,6 +167,11 @@ def test_named_weights_are_stored_under_the_adapters_name(routed: LoadedBase, fo
                 service.create_training_client_from_state(path).result()
             with pytest.raises(tinker.NotFoundError):
                 tinker.ServiceClient(base_url=url, api_key="tml-other").create_sampling_client(model_path=path).result()
+            kept = {each.name for each in folder.rglob("*")}
+            at = f"/training_runs/{model.model_id}/checkpoints/sampler_weights/v1"
+            deleted = RawClient(url, KEY).http.delete(at)
+            assert deleted.status_code == 204
+            assert {each.name for each in folder.rglob("*")} >= kept  # it had no files here
 
     beside_router(work)
 
@@ -304,6 +319,99 @@ def test_a_push_that_a_restart_interrupted_is_made(
             client = RawClient(url, KEY)
             assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
             assert cluster.unified[0].kept == {revision_in(folder, "same")}
+
+    beside_router(work)
+
+
+def test_training_goes_on_during_a_push_and_the_next_one_waits(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """So at most one copy of a model's weights is in memory, and a start makes it again: no snapshot is behind it."""
+    held = list[tuple[Any, ...]]()
+
+    def work(cluster: ClusterStandIn) -> None:
+        service = make_service(routed, folder, cluster.url, MODEL, snapshot_s=0.0)
+
+        def save(seq: int) -> Any:
+            return client.post("save_weights_for_sampler", model_id=model, seq_id=seq, sampling_session_seq_id=seq)
+
+        with served(service.app()) as url:
+            client = RawClient(url, KEY)
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            session = client.session()
+            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
+            for seq in (1, 2, 3):
+                client.result(send(client, model, seq))
+            with monkeypatch.context() as patched:
+                publish = service._commands._publish
+                patched.setattr(service._commands, "_publish", lambda *task: held.append(task))
+                first = save(4)
+                client.result(client.forward_backward(model, 5, *data(1)))
+                client.result(client.optim_step(model, 6))
+                client.result(client.post("save_weights", model_id=model, seq_id=7, path="same"))
+                second, step = save(8), client.optim_step(model, 9)
+                queue = service._commands.executor._queues[model]
+                wait_until(lambda: queue.is_held)
+                assert (queue.next, len(held)) == (8, 1)
+                assert service._journal.get(Model, model).snapshot == 3
+            service._commands._loop.call_soon_threadsafe(publish, *held[0])
+            for future, seq in ((first, 4), (second, 8)):
+                assert client.result(future) == {"sampling_session_id": f"{session}:sample:{seq}"}
+            assert revision_in(folder, "same") in cluster.unified[0].kept
+            client.result(step)
+            wait_until(lambda: not queue.is_exporting)
+            client.result(client.optim_step(model, 10))
+            wait_until(lambda: service._journal.get(Model, model).snapshot == 10)
+
+    beside_router(work)
+
+
+def test_weights_reach_a_router_that_does_not_see_the_folder(
+    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as one in another container, or on another host: then they are uploaded."""
+    push, pushes, folders = PushTarget.push, list[bool](), dict[Path, bool]()
+
+    def push_from_elsewhere(self: PushTarget, at: Path) -> Any:
+        pushes.append(self.by_folder)
+        folders[at] = at.is_relative_to(SHARED_MEMORY)
+        return push(self, folder / "none" if self.by_folder else at)
+
+    monkeypatch.setattr(PushTarget, "push", push_from_elsewhere)
+
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            model = connect(url).create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
+            for number, hosts, expected in ((0, ("127.0.0.1",), [True, False]), (1, (), [False])):
+                monkeypatch.setattr(publishing, "_THIS_HOST", hosts)
+                train_step(model, number)
+                model.save_state(f"s{number}").result()
+                model.save_weights_and_get_sampling_client().result()
+                assert pushes == expected
+                assert revision_in(folder, f"s{number}") in cluster.unified[0].kept
+                pushes.clear()
+        assert list(folders.values()) == [True, False]  # only what this host may share takes its memory
+        assert not any(each.exists() for each in folders)
+
+    beside_router(work)
+
+
+def test_a_full_memory_fails_the_save_and_is_named(routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(self: ServedWeights, path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def work(cluster: ClusterStandIn) -> None:
+        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+            client = RawClient(url, KEY)
+            session = client.session()
+            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
+            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
+            with monkeypatch.context() as patched:
+                patched.setattr(ServedWeights, "write", full)
+                failed = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
+                assert "cannot be written to /dev/shm (No space left" in client.error(failed)
+            again = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="v1")
+            assert client.result(again)["path"].endswith("/v1")
 
     beside_router(work)
 
