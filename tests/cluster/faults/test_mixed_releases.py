@@ -1,4 +1,4 @@
-"""Release 0.1.0 beside this one under load: an upgrade that takes its time, on real engines of both pins of SGLang.
+"""Release 0.1.0 beside this one under load: an upgrade that takes its time, on engines of both pins of SGLang.
 
 Two routers, two pairs and two unified workers, one of each release, share catalog, store and host. Requests come at a
 steady rate; every answer is compared with the reference for the revision that its header names. The routers push new
@@ -33,7 +33,7 @@ from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, is_ready
 from support.engines.parity import completion_body, random_prompts
 from support.engines.reference_answers import run_reference
 from support.engines.running_engine import START_TIMEOUT_S
-from support.waiting import wait_until
+from support.waiting import until, wait_until
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
@@ -74,6 +74,8 @@ class Mixed:
     folder: Path
     ports: dict[str, int]  # of routers, and of agents' status pages
     releases: dict[str, str] = field(default_factory=dict)
+    asking: Counter[str] = field(default_factory=Counter)  # requests in flight, by router
+    left: str = ""  # a router that gets no more requests
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str, release: str) -> None:
@@ -103,11 +105,19 @@ class Mixed:
         wait_until(lambda: all(map(self.is_ready, self.ports)), 2 * START_TIMEOUT_S)
 
     async def replace(self, *names: str) -> None:
-        """Stop processes and start them as the other release."""
+        """Stop processes and start them as the other release.
+
+        A router of 0.1.0 may reset connections that are made as it stops, so the load leaves it first, as load
+        balancers do.
+        """
+        if names[0].startswith("router") and self.releases[names[0]] == "earlier":
+            self.left = names[0]
+            await until(lambda: not self.asking[self.left], 180)
         for name in names:
             self.processes[name].terminate()
         for name in names:
             await asyncio.to_thread(self.processes[name].wait, 120)
+        self.left = ""
         for name in names:
             self.start(name, "earlier" if self.releases[name] == "here" else "here")
 
@@ -188,7 +198,7 @@ class Versions:
 
 
 class Broken(Exception):
-    """A router closed a connection without an answer, or in the middle of one."""
+    """No router listened, or one closed a connection without an answer, or in the middle of one."""
 
 
 @dataclass
@@ -237,15 +247,18 @@ class Load:
         routers = [f"router-{suffix}" for suffix in ("ab", "ba")[first % 2]]
         async with httpx.AsyncClient(timeout=180) as client:
             for router in routers:
+                if router == self.mixed.left:
+                    continue
+                self.mixed.asking[router] += 1
                 try:
                     return router, await client.post(f"{self.mixed.url(router)}{path}", **more)
                 except httpx.ConnectError:
-                    if router == routers[-1]:
-                        raise
                     self._note("refused to connect")
                 except httpx.HTTPError as error:
                     raise Broken(f"{router} ({self.mixed.releases[router]}): {error!r}") from error
-        raise AssertionError
+                finally:
+                    self.mixed.asking[router] -= 1
+        raise Broken("no router listens")
 
     async def _ask(self, number: int) -> None:
         adapter = self.random.choice([None, *self.versions.directories])
@@ -255,8 +268,8 @@ class Load:
         what, began_s = f"{adapter}, prompt {prompt}, {'stream' if is_stream else 'whole'}", self.now_s
         try:
             router, answer = await self._post(number // 2, "/v1/completions", json=body, headers=DEBUG)
-        except (httpx.ConnectError, Broken) as error:
-            self._note("failed", f"{what}, asked at {began_s:.0f} s: {error!r}")
+        except Broken as error:
+            self._note("failed", f"{what}, asked at {began_s:.0f} s: {error}")
             return
         what += f", by {router} ({self.mixed.releases[router]}) {answer.headers.get('x-prelude-placement')}"
         if answer.status_code != 200:
@@ -285,8 +298,8 @@ class Load:
             data = {"memory_only": "true"} if PUSHED[name] else {}
             try:
                 router, answer = await self._post(number // 4, f"/v1/adapters/{name}/push", data=data, files=files)
-            except (httpx.ConnectError, Broken) as error:
-                self._note("push failed", f"{name}: {error!r}")
+            except Broken as error:
+                self._note("push failed", f"{name}: {error}")
                 continue
             if answer.status_code != 200 or answer.json()["revision"] != self.versions.ids[path]:
                 text = f"{name} by {router} ({self.mixed.releases[router]}): {answer.status_code} {answer.text[:600]}"
