@@ -287,7 +287,12 @@ class Load:
             self.served[f"{of_router} router, {of_engine} {placed[-1][:-2]}"] += 1
 
     async def _push(self) -> None:
-        """Now the one name, now the other, by the routers in turns."""
+        """Now the one name, now the other, by the routers in turns.
+
+        A push fails while the only worker with the old revision stops: until its router knows that it drains, in 0.1.0
+        until it is gone. The next one has to succeed.
+        """
+        was_refused = False
         for number in count():
             await asyncio.sleep(PUSH_EVERY_S)
             if self.is_over:
@@ -301,6 +306,11 @@ class Load:
             except Broken as error:
                 self._note("push failed", f"{name}: {error}")
                 continue
+            if answer.status_code == 502 and "went away before" in answer.text and not was_refused:
+                was_refused = True
+                self._note("push refused")
+                continue
+            was_refused = False
             if answer.status_code != 200 or answer.json()["revision"] != self.versions.ids[path]:
                 text = f"{name} by {router} ({self.mixed.releases[router]}): {answer.status_code} {answer.text[:600]}"
                 self._note("push failed", text)
