@@ -1,6 +1,7 @@
 """The router as a process: start, serve, stop accepting, drain, exit."""
 
 import asyncio
+import ctypes
 import gc
 import logging
 import math
@@ -8,6 +9,7 @@ import os
 import signal
 import socket
 import ssl
+import struct
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,6 +46,10 @@ from router.metrics import Metrics
 from router.protocol.field_values import DEFAULT_CONTEXT_LENGTH
 from router.revisions.adapter_service import AdapterService
 
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h
+# linux/filter.h: (operation, to skip if so, to skip if not, operand). Load the byte with TCP's flags, and drop SYN.
+_NO_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFFFFFF))
+_HANDSHAKE_S = 0.1  # for the last packet of handshakes that have begun
 _YOUNG_OBJECTS = 50_000  # made and not freed since the last collection; a request in flight has about 100
 
 log = logging.getLogger(__name__)
@@ -233,6 +239,18 @@ def uvicorn_config(
     )
 
 
+def _take_no_more(listening: socket.socket) -> None:
+    """Have the system begin no more connections for a listener; it still completes those that it has begun.
+
+    Without this, it would make connections between the last `accept` and `close`, and reset them. A client whose SYN
+    is dropped repeats it a second later, and is refused.
+    """
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _NO_SYN))
+    with suppress(OSError):  # a system without such filters
+        filter_ = struct.pack("HP", len(_NO_SYN), ctypes.addressof(program))
+        listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+
+
 def _accept_waiting(listening: socket.socket) -> Iterator[socket.socket]:
     """The connections that the system has made for a listener, and the event loop has not accepted."""
     listening.setblocking(False)
@@ -256,6 +274,11 @@ class RouterServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._connections.stop()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        for listening in sockets or ():
+            _take_no_more(listening)
+        await asyncio.sleep(_HANDSHAKE_S)
         loop = asyncio.get_running_loop()
         protocol: Any = self.config.http_protocol_class
         make = partial(

@@ -115,12 +115,16 @@ class ImportEndpoint:
         return self._management.backends.config.adapter_timeout_s
 
     async def _load(self, revision: AdapterRevision, current: AdapterRevision | None, alias: str) -> Outcomes:
-        """Load the revision on every worker that has the current one, or one of two. Raises PushFailed."""
+        """Load the revision on every worker that has the current one, or one of two. Raises PushFailed.
+
+        A worker that drains loads nothing.
+        """
         fleet = self._management.backends.fleet
         replaced = [] if current is None else [current]
         if current is not None and current.split is not None:
             replaced.append(current.split.newer)
-        holders = dict.fromkeys(worker for each in replaced for worker in fleet.workers_with(each.revision_id))
+        having = dict.fromkeys(worker for each in replaced for worker in fleet.workers_with(each.revision_id))
+        holders = [worker for worker in having if not fleet.state.workers[worker].is_draining]
         outcomes = await on_each(
             holders,
             lambda worker: fleet.link(worker).ensure_adapter(

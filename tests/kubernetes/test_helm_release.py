@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.chart import load_client
 from support.chart.custom_resources import SPECS
 from support.chart.helm_chart import CHART, ROOT, SCENARIOS, merged, scenario_values
 from support.chart.kubernetes_cluster import (
@@ -30,27 +31,6 @@ RELEASE_0_1_0 = "ce1df67af4e8a153db9af8a238d484ab3a09b307"
 SMALL = {"poolDefaults": {"cpu": "250m", "memoryGiB": 2}, "router": {"resources": {"requests": {"cpu": "100m"}}}}
 # Scenarios whose values need more than the `restricted` standard allows (docs/kubernetes.md), and what that is.
 UNRESTRICTED = {"h100-node": "hostPath", "rdma-2p6d": "host namespaces", "unified-secret": "nfs"}
-# Streams and whole answers of two adapters, until somebody makes /tmp/stop. A line for each request: what was wrong.
-CLIENT = """
-import json, os, sys, threading, urllib.request
-def ask(number):
-    body = {"model": "demo", "adapter": f"a{number % 2}", "max_tokens": 16, "stream": number > 1,
-            "messages": [{"role": "user", "content": f"Hello {number}"}]}
-    request = urllib.request.Request(sys.argv[1], json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        text = answer.read().decode()
-    is_whole = text.endswith("data: [DONE]\\n\\n") if number > 1 else "usage" in json.loads(text)
-    return "" if is_whole and '"error"' not in text else text[-500:]
-def work(number):
-    while not os.path.exists("/tmp/stop"):
-        try:
-            wrong = ask(number)
-        except Exception as error:
-            wrong = f"{error!r} {error.read()[:500] if hasattr(error, 'read') else ''}"
-        os.write(1, (json.dumps(wrong) + "\\n").encode())  # at once, as four threads write
-for number in range(4):
-    threading.Thread(target=work, args=(number,)).start()
-"""
 CONNECT = """import socket, sys; socket.setdefaulttimeout(5)
 print(socket.socket().connect_ex((sys.argv[1], int(sys.argv[2]))))"""
 
@@ -179,10 +159,11 @@ class Client:
 
     def __init__(self, space: Namespace) -> None:
         self._space = space
+        source = Path(load_client.__file__).read_text()
         container = {
             "name": "c",
             "image": os.environ[IMAGE],
-            "command": ["python", "-c", CLIENT, f"http://{FULLNAME}:8000/v1/chat/completions"],
+            "command": ["python", "-c", source, f"http://{FULLNAME}:8000/v1/chat/completions", "/tmp/stop"],
             "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         }
@@ -207,6 +188,6 @@ class Client:
         self._space.run("kubectl", "exec", self.NAME, "--", "touch", "/tmp/stop")
         phase = "--for=jsonpath={.status.phase}=Succeeded"
         self._space.run("kubectl", "wait", f"pod/{self.NAME}", phase, "--timeout=600s")
-        ended = [json.loads(line) for line in self._space.run("kubectl", "logs", self.NAME).splitlines()]
-        assert [each for each in ended if each] == []
-        return len(ended)
+        printed = self._space.run("kubectl", "logs", self.NAME)
+        assert load_client.wrong_answers(printed) == []
+        return len(printed.splitlines())

@@ -1,12 +1,13 @@
 """A router that stops answers clients that connected before: accepted or not, with a request or about to send one."""
 
 import asyncio
+import os
 import socket
 from pathlib import Path
 
 import pytest
 import uvloop
-from support.http.listener import GET, Listener, listening, until, until_closed
+from support.http.listener import ENOUGH_S, GET, Listener, listening, until, until_closed
 
 LOOP = uvloop  # as in production
 
@@ -29,6 +30,39 @@ async def test_connections_that_wait_to_be_accepted_are_answered():
         assert all(map(is_last_answer, await asyncio.gather(*map(until_closed, opened))))
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
+
+
+async def test_no_connection_is_made_that_would_not_be_accepted():
+    """Who comes between the last look and the close is refused, and may go elsewhere; a reset would lose a request."""
+    async with listening() as listener, asyncio.timeout(ENOUGH_S):
+        loop, late = asyncio.get_running_loop(), listener.stack.enter_context(socket.socket())
+        late.setblocking(False)
+
+        class Bound(socket.socket):
+            def accept(self) -> tuple[socket.socket, str]:
+                try:
+                    return super().accept()
+                except BlockingIOError:
+                    late.connect_ex(self.getsockname())
+                    raise
+
+        listener.bound = Bound(fileno=os.dup(listener.bound.fileno()))
+        address = listener.bound.getsockname()
+        await listener.stop()
+        with pytest.raises(ConnectionRefusedError):
+            await loop.sock_connect(late, address)
+
+
+async def test_a_connection_whose_client_is_far_away_is_answered():
+    """The last part of its handshake comes after the signal, here as the system waits for the request as well."""
+    async with listening() as listener:
+        listener.bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 5)
+        opened = listener.connected()
+        stopping = asyncio.create_task(listener.stop())
+        await asyncio.sleep(0)  # it has begun
+        opened.send(GET)
+        assert is_last_answer(await until_closed(opened))
+        await stopping
 
 
 async def test_a_new_connection_may_still_send_its_request():

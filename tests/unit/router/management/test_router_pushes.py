@@ -7,6 +7,7 @@ import grpc
 import pytest
 from support.router_stand_ins import ClusterStandIn, after, eventually
 from support.routers.management_calls import answered_by, ask, form, id_of, lora, managing, upload
+from support.waiting import until
 
 MANAGEMENT = True
 
@@ -79,6 +80,20 @@ class TestPush:
             assert (status, answer["error"]["code"]) == (502, "push_failed")
             assert "r3" in answer["error"]["message"]
             assert (await ask(cluster, "GET", "/v1/adapters/bot"))[1]["aliases"] == {"latest": 2}
+
+    async def test_a_worker_that_drains_fails_no_push(self, tmp_path: Path) -> None:
+        """It refuses to load, and may be drained for hours."""
+        async with managing(2, 1) as cluster:
+            await upload(cluster, lora(tmp_path, 1), name="bot")
+            only = cluster.prefill[0]
+            await only.make_resident(id_of(tmp_path, 1))
+            await _resident_on(cluster, "bot", ["p0"])
+            await only.change(draining=True)
+            only.ensure_errors = [grpc.StatusCode.UNAVAILABLE]
+            await until(lambda: cluster.view("p0").is_draining)
+            status, answer = await ask(cluster, "POST", "/v1/adapters/bot/push", data=form(lora(tmp_path, 2)))
+            assert (status, answer["number"], answer["workers"]) == (200, 2, {})
+            assert await answered_by(cluster, "bot") == id_of(tmp_path, 2)
 
 
 async def _resident_on(cluster: ClusterStandIn, name: str, workers: list[str]) -> None:
