@@ -164,9 +164,9 @@ class RequestFlow:
                         validated.model, validated.adapter, backends.model, backends.adapters, request.principal
                     )
                 if request.revision is not None and (split := request.revision.split) is not None:
-                    is_newer = gets_newer(split, validated.sticky_key or request.request_id)
-                    request.revision = split.newer if is_newer else request.revision
-                    request.arm = "newer" if is_newer else "older"
+                    request.split_alias = split.alias
+                    if gets_newer(split, validated.sticky_key or request.request_id):
+                        request.revision = split.newer
                 self._admit(request, admission)
                 self._translate(request, client)
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None

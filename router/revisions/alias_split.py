@@ -9,11 +9,9 @@ grows adds keys and moves no other. The alias is hashed, too: else the same keys
 """
 
 from hashlib import blake2b
-from typing import Literal
 
 from adapters.catalog.records import AliasSplit
 
-Arm = Literal["older", "newer"]
 _NUM_POINTS = 100  # shares are whole percents
 
 
