@@ -3,6 +3,7 @@
 from adapters.packed.engine_directory import PACKED_NAME, kept_directory, write_engine_config, write_for_engine
 from adapters.packed.metadata import PackedMetadata
 from adapters.packed.reader import PackedRevision, read_packed
+from adapters.packed.scaling import scale_packed
 from adapters.packed.writer import write_packed
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "PackedRevision",
     "kept_directory",
     "read_packed",
+    "scale_packed",
     "write_engine_config",
     "write_for_engine",
     "write_packed",

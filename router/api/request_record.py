@@ -137,6 +137,7 @@ def _log(request: Request, given: Counts | None, duration_s: float) -> None:
         "key": request.principal.key_id,
         "adapter": request.adapter,
         "revision": request.revision_id,
+        "adapter_scale": request.adapter_scale,
         "placements": sorted({str(s.placement) for s in sequences if s.placement}),
         "status": request.status,
         "stream_error": request.stream_error,

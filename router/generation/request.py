@@ -84,6 +84,8 @@ class Request:
     revision: AdapterRevision | None = None  # None: the base model
     adapter: str | None = None  # its full name
     revision_id: str | None = None
+    adapter_scale: float | None = None  # as the client wrote it
+    scaled_id: str | None = None  # what workers call the revision at this scale, also in keys of prefix caches
     split_alias: str | None = None  # by which it got the revision
     namespace: str = ""  # of the prefix cache
     translator: AnswerTranslator = field(init=False)

@@ -8,6 +8,8 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from adapters.store import RevisionNotStored
 from process.tracing.span import NO_SPAN, Span
 from router.errors import (
@@ -53,7 +55,7 @@ class PlacementSearch:
         self._request_id = request.request_id
         needs_decode, namespace = request.validated.generates, request.namespace
         wanted = PlacementRequest.of(request.revision, needs_decode=needs_decode, size=size, namespace=namespace)
-        self.request = backends.placer.observe(wanted)
+        self.request = backends.placer.observe(msgspec.structs.replace(wanted, revision_id=request.scaled_id))
         self._failed = FailedAttempts()
         self._in_failures: frozenset[str] = frozenset()  # workers of the placements that have failed
         self._num_failed_attempts = 0
@@ -155,7 +157,7 @@ class SequenceRun:
     """
 
     def __init__(self, backends: Backends, request: Request, sequence: Sequence) -> None:
-        self.revision_id = request.revision_id  # None: it needs no adapter
+        self.revision_id = request.scaled_id  # None: it needs no adapter
         self._backends = backends
         self._request = request
         self._validated = request.validated

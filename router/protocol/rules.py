@@ -183,7 +183,8 @@ def _tools(fields: Fields, name: str, limits: Limits) -> None:
 
 
 _NEEDED_BY_ENDPOINTS = (
-    "prompt", "suffix", "model", "adapter", "n", "best_of", "max_tokens", "logprobs", "top_logprobs", "stream_options",
+    "prompt", "suffix", "model", "adapter", "adapter_scale", "n", "best_of", "max_tokens", "logprobs", "top_logprobs",
+    "stream_options",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from adapters.catalog.records import AdapterRevision, Change
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.rights import Right
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
-from adapters.identity import AdapterReference
+from adapters.identity import AdapterReference, scaled_id
 from adapters.library import AdapterLibrary
 from adapters.scopes import Permission
 from adapters.store.errors import StoreUnavailable
@@ -390,3 +390,18 @@ async def resolve(
         raise
     except AdapterError as error:
         raise type(error)(f"the adapter {reference!r} cannot be served: {error}") from error
+
+
+def scaled_id_of(revision: AdapterRevision | None, scale: float | None) -> str | None:
+    """What workers call the revision at a request's scale; None: the base model. Raises InvalidField."""
+    if revision is None:
+        if scale is not None:
+            raise InvalidField("adapter_scale needs an adapter: name one, or remove the scale", param="adapter_scale")
+        return None
+    if scale not in (None, 1) and not revision.stored:
+        raise InvalidField(
+            f"adapter_scale must be 1 for {revision.full_name}@r{revision.number} (found {scale:g}), since it is in "
+            "memory only: import it to use others",
+            param="adapter_scale",
+        )
+    return scaled_id(revision.revision_id, scale or 1.0)
