@@ -1,9 +1,14 @@
 """Packed revisions: one file per adapter, loaded by a memory map and a few large copies."""
 
-from adapters.packed.engine_directory import PACKED_NAME, kept_directory, write_engine_config, write_for_engine
+from adapters.packed.engine_directory import (
+    PACKED_NAME,
+    kept_directory,
+    scale_packed,
+    write_engine_config,
+    write_for_engine,
+)
 from adapters.packed.metadata import PackedMetadata
 from adapters.packed.reader import PackedRevision, read_packed
-from adapters.packed.scaling import scale_packed
 from adapters.packed.writer import write_packed
 
 __all__ = [
