@@ -1,4 +1,4 @@
-"""Write what an engine loads, also at a scale: a directory with a packed revision and SGLang's `adapter_config.json`."""
+"""Write what an engine loads: a directory with a packed revision, at a scale, and SGLang's `adapter_config.json`."""
 
 import json
 from pathlib import Path

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.responses import Response as HttpResponse
 
 from adapters.errors import AdapterError
+from router.alias_split import gets_newer
 from router.api.request_record import RequestRecorder, UsedTokens
 from router.api.request_span import FinishReasons
 from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
@@ -34,7 +35,6 @@ from router.protocol.validation import Endpoint, Sequence, validate
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 from router.revisions.adapter_service import resolve, scaled_id_of
-from router.revisions.alias_split import gets_newer
 
 _CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 _JSON = {"content-type": "application/json"}

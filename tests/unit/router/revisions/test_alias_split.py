@@ -13,8 +13,8 @@ from support.routers.management_calls import ask, form, id_of, lora, managing, u
 
 from adapters.catalog.records import AdapterRevision, AliasSplit, AliasTarget
 from adapters.catalog.sql import SqlCatalog
+from router.alias_split import gets_newer
 from router.metrics import Metrics
-from router.revisions.alias_split import gets_newer
 
 Series = dict[str, dict[tuple[str, ...], float]]
 KEYS = [f"user {number}" for number in range(10_000)]

@@ -1,17 +1,37 @@
-"""Whether the newer revision of a split alias is worse than the older one: requests, errors and times of both."""
+"""Which revision of a split alias answers a request, and whether the newer one is worse.
+
+The same key gets the same revision, at every router and after restarts: a hash of alias and key is a point from 0 to
+99; the newer revision answers those below its percent. So a share that grows adds keys and moves no other. The alias is
+hashed, too: else the same keys would get the news of every adapter.
+
+    percent of the newer     0    5        20                                       100
+    5                        |new |older                                              |
+    20                       |new          |older                                     |
+"""
 
 from collections.abc import Callable
 from contextlib import suppress
+from hashlib import blake2b
 from threading import Lock
 
 from prometheus_client import Counter, Histogram
 
-from adapters.catalog.records import AdapterRevision
+from adapters.catalog.records import AdapterRevision, AliasSplit
 from adapters.errors import AdapterNotFound
 
+_NUM_POINTS = 100  # shares are whole percents
 _MAX_REVISIONS = 200  # whose series exist at a time
 _MAX_OF_TENANT = 20  # of these: tenants split aliases at will
 _TO_SPLIT = "requests to split aliases, by the revision that they got"
+
+
+def gets_newer(split: AliasSplit, key: str) -> bool:
+    """Whether the newer of the two revisions answers a key.
+
+    `key`: who or what must stay at one revision (`ValidatedRequest.sticky_key`), or anything random.
+    """
+    digest = blake2b(f"{split.alias}\0{key}".encode(), digest_size=8).digest()  # an alias has no NUL
+    return int.from_bytes(digest) % _NUM_POINTS < split.target.percent
 
 
 class SplitMetrics:
