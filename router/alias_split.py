@@ -22,7 +22,6 @@ from adapters.errors import AdapterNotFound
 _NUM_POINTS = 100  # shares are whole percents
 _MAX_REVISIONS = 200  # whose series exist at a time
 _MAX_OF_TENANT = 20  # of these: tenants split aliases at will
-_TO_SPLIT = "requests to split aliases, by the revision that they got"
 
 
 def gets_newer(split: AliasSplit, key: str) -> bool:
@@ -48,19 +47,19 @@ class SplitMetrics:
         labels = ("adapter", "revision")
         self._requests = counter(
             "prelude_router_split_requests_total",
-            f"{_TO_SPLIT.capitalize()}, and by HTTP status or the code of the error that ended a stream. Of one tenant "
-            f"at most {_MAX_OF_TENANT} revisions, of all {_MAX_REVISIONS}, as long as a split lasts.",
+            "Requests to split aliases, by revision, and by HTTP status or the code of the error that ended a stream. "
+            f"At most {_MAX_OF_TENANT} revisions of a tenant, {_MAX_REVISIONS} in all.",
             (*labels, "status"),
         )
         self._first_token = histogram(
             "prelude_router_split_time_to_first_token_seconds",
-            f"As prelude_router_time_to_first_token_seconds, of {_TO_SPLIT}.",
+            "prelude_router_time_to_first_token_seconds of requests to split aliases.",
             labels,
             buckets=first_token_buckets,
         )
         self._per_token = histogram(
             "prelude_router_split_time_per_output_token_seconds",
-            f"As gen_ai_server_time_per_output_token_seconds, of {_TO_SPLIT}.",
+            "gen_ai_server_time_per_output_token_seconds of requests to split aliases.",
             labels,
             buckets=per_token_buckets,
         )
