@@ -8,8 +8,6 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from adapters.store import RevisionNotStored
 from process.tracing.span import NO_SPAN, Span
 from router.errors import (
@@ -54,8 +52,9 @@ class PlacementSearch:
         self._revision = request.revision
         self._request_id = request.request_id
         needs_decode, namespace = request.validated.generates, request.namespace
-        wanted = PlacementRequest.of(request.revision, needs_decode=needs_decode, size=size, namespace=namespace)
-        self.request = backends.placer.observe(msgspec.structs.replace(wanted, revision_id=request.scaled_id))
+        revision, scaled_id = request.revision, request.scaled_id
+        wanted = PlacementRequest.of(revision, scaled_id, needs_decode=needs_decode, size=size, namespace=namespace)
+        self.request = backends.placer.observe(wanted)
         self._failed = FailedAttempts()
         self._in_failures: frozenset[str] = frozenset()  # workers of the placements that have failed
         self._num_failed_attempts = 0

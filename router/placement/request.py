@@ -56,6 +56,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     def of(
         cls,
         revision: AdapterRevision | None,
+        scaled_id: str | None = None,
         *,
         needs_decode: bool = True,
         size: PromptSize = _NO_SIZE,
@@ -64,7 +65,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
         if revision is None:
             return cls(None, needs_decode=needs_decode, size=size, namespace=namespace)
         positions, is_stored = revision.manifest.positions, revision.stored
-        return cls(revision.revision_id, positions, is_stored, needs_decode, size, namespace=namespace)
+        return cls(scaled_id or revision.revision_id, positions, is_stored, needs_decode, size, namespace=namespace)
 
     @property
     def stored_id(self) -> str | None:
