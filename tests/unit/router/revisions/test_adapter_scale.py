@@ -9,8 +9,6 @@ import pytest
 from support.router_stand_ins import MODEL, ClusterStandIn, eventually, running_cluster
 from support.routers.management_calls import ask, id_of, lora, managing, push, upload
 
-from router.placement.request import PlacementRequest
-
 JSON = {"content-type": "application/json"}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -133,10 +131,3 @@ async def test_a_request_goes_where_its_scale_is() -> None:
 
 async def _holders(cluster: ClusterStandIn, name: str) -> tuple[str, ...]:
     return cluster.fleet.workers_with(name)
-
-
-def test_a_disk_has_a_revision_for_all_its_scales() -> None:
-    revision = "sha256:" + "ab" * 32
-    assert PlacementRequest(f"{revision}x0.5").stored_id == revision
-    assert PlacementRequest(revision).stored_id == revision
-    assert PlacementRequest(None).stored_id is None
