@@ -165,7 +165,7 @@ class Residency:
         entry = self._host.resident(revision_id)
         if entry is not None:
             self._host.use(entry, lease_s)
-            self._disk.use(revision_id)
+            self._disk.use(revision_of(revision_id))
             self._metrics.count_hit()
             return 0.0
         _check(revision_id, split_scaled_id)
