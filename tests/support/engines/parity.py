@@ -72,12 +72,13 @@ def check_scales(url: str, model_dir: Path, folder: Path, adapters: Mapping[str,
     check_adapters_matter(cases)
     bodies = [completion_body(name, prompt, adapter_scale=scale) for name, scale in asked]
     bodies.append(completion_body(None, prompt))
-    for at_a_time, is_cached in ((1, False), (1, True), (None, True)):
-        answers = complete_together(url, bodies, at_a_time)
-        for case, answer in zip(cases, answers, strict=True):
+    for case, body in zip(cases, bodies, strict=True):
+        answers = complete_together(url, [body, body], 1)
+        cached = [(answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0) for answer in answers]
+        assert cached[0] < 8, f"{case.name}: it found KV of another scale or adapter"
+        assert cached[1] > num_tokens // 2, f"{case.name}: it did not find its own KV"
+        for answer in answers:
             check_tokens(case, answer)
-            cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-            assert cached > num_tokens // 2 if is_cached else cached < 8, f"{case.name}: {cached} tokens were cached"
     with_logprobs = [{**body, "echo": True, "logprobs": 1} for body in bodies]
     for case, answer in zip(cases, complete_together(url, with_logprobs), strict=True):
         check_logprobs(case, answer)
