@@ -58,7 +58,7 @@ def reference_cases(
 def check_scales(url: str, model_dir: Path, folder: Path, adapters: Mapping[str, Path], num_tokens: int) -> None:
     """One prompt under adapters at several scales: each answer is that of a reference whose configuration is scaled.
 
-    Neither the answers nor, beyond the first tokens, the KV of another scale are ever those of a scale.
+    Asked for the first time, each finds no KV in the prefix cache; asked again, its own.
     """
     scales = (1.0, 0.5, 1.5, 0.05)
     names = [f"{name} x {scale}" for name in adapters for scale in scales]
