@@ -1,6 +1,7 @@
-"""Adapter names, revision ids, and references such as `tenant/name@alias`."""
+"""Adapter names, revision ids, scales, and references such as `tenant/name@alias`."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,6 +15,8 @@ _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _NAME = re.compile(rf"(?:(?P<tenant>{_PART})/)?(?P<name>{_PART})")
 _ALIAS = re.compile(_PART)
 _REVISION_ID = re.compile(r"sha256:[0-9a-f]{64}")
+_SCALED_ID = re.compile(rf"(?P<revision>{_REVISION_ID.pattern})(?:x(?P<scale>[0-9.]{{1,4}}))?")
+SCALE_STEPS, MAX_SCALE = 20, 2.0  # few: each scale of an adapter takes as much memory as another adapter
 _NUMBER = re.compile(r"r([1-9][0-9]{0,8})")
 _NAME_RULE = (
     "an adapter's name is `name` or `tenant/name`; each part has 1 to 63 letters, digits, '.', '_' or '-' "
@@ -56,10 +59,33 @@ def check_revision_id(text: str) -> None:
         raise ValueError(f"{_shown(text)} is not a revision id: 'sha256:' and 64 lower-case hex digits")
 
 
-def folder_of(revision_id: str) -> str:
-    """A folder name for a revision, safe on every file system."""
-    check_revision_id(revision_id)
-    return revision_id.replace(":", "-")
+def scaled_id(revision_id: str, scale: float) -> str:
+    """What workers call a revision at a scale, from prefix-cache keys to slots: "sha256:…x0.5", or at 1 "sha256:…"."""
+    return revision_id if scale == 1 else f"{revision_id}x{scale:g}"
+
+
+def revision_of(scaled: str) -> str:
+    """The revision id in a valid scaled id."""
+    return scaled.partition("x")[0]
+
+
+def split_scaled_id(text: str) -> tuple[str, float]:
+    """The revision id and the scale. Raises ValueError, with the rule; a revision at a scale has one id only."""
+    if match := _SCALED_ID.fullmatch(text):
+        with suppress(ValueError):
+            scale = float(match["scale"] or 1)
+            is_step = scale * SCALE_STEPS in range(1, int(MAX_SCALE * SCALE_STEPS) + 1)
+            if is_step and scaled_id(match["revision"], scale) == text:
+                return match["revision"], scale
+    raise ValueError(
+        f"{_shown(text)} is not a revision id, perhaps with a scale: 'sha256:', 64 lower-case hex digits, 'x', 0.5"
+    )
+
+
+def folder_of(scaled: str) -> str:
+    """A folder name for a revision, also at a scale, safe on every file system. Raises ValueError."""
+    split_scaled_id(scaled)
+    return scaled.replace(":", "-")
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,14 @@ _ABSENT_UNTIL = {
     "prelude_router_quota_refusals": "a quota is reached",
     "prelude_router_queue_seconds": "a request waits for its tenant's turn",
     "prelude_router_retries": "an attempt fails",
-    "prelude_router_split_requests": "an alias is split",
+    **dict.fromkeys(
+        (
+            "prelude_router_split_requests",
+            "prelude_router_split_time_to_first_token_seconds",
+            "prelude_router_split_time_per_output_token_seconds",
+        ),
+        "an alias is split",
+    ),
     "prelude_router_role_changes": "the load wants a change",
     "prelude_router_workers_wanted": "role_changes is auto or dry-run",
     "prelude_router_aborts": "an engine call is aborted",

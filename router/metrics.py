@@ -9,6 +9,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from router.alias_split import SplitMetrics
 from router.collectors import BusiestAdapters, GenAiHistograms
 
 _GAP_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
@@ -214,11 +215,7 @@ class Metrics:
             "adapter's directory), unavailable (the catalog did not answer).",
             ("outcome",),
         )
-        self.split_requests = counter(
-            "prelude_router_split_requests_total",
-            "Requests to split aliases, by the revision that they got (arm: older, newer) and HTTP status.",
-            ("arm", "status"),
-        )
+        self.splits = SplitMetrics(counter, histogram, first_token_buckets=_SHORT_S, per_token_buckets=_GAP_S)
         self.catalog_staleness = gauge(
             "prelude_router_catalog_staleness_seconds",
             "Age of the names in memory: under a second while the catalog answers, infinite before its first answer.",

@@ -3,10 +3,13 @@
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+
+from adapters.identity import split_scaled_id
 
 Check = Callable[[Any], bool]
 
@@ -18,12 +21,17 @@ _MAX_CHUNK_BYTES = 1024**2
 _MAX_CONTENT_BYTES = 2**40
 _MAX_ITEMS = 1024  # of a repeated field
 _PRINTABLE = re.compile(r"[^\x00-\x1f\x7f]{0,256}")
-_REVISION_ID = re.compile(r"sha256:[0-9a-f]{64}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def _matches(pattern: re.Pattern[str]) -> Check:
     return lambda value: pattern.fullmatch(value) is not None
+
+
+def _is_scaled_id(value: str) -> bool:
+    with suppress(ValueError):
+        return bool(split_scaled_id(value))
+    return False
 
 
 def _from_zero_to(largest: float) -> Check:
@@ -36,7 +44,7 @@ _BY_NAME: Mapping[str, tuple[str, Check]] = {
         f"0, or from {MIN_HEARTBEAT_S} to {MAX_HEARTBEAT_S:.0f} seconds",
         lambda value: value == 0 or MIN_HEARTBEAT_S <= value <= MAX_HEARTBEAT_S,
     ),
-    "revision_id": ("'sha256:' and 64 lower-case hex digits", _matches(_REVISION_ID)),
+    "revision_id": ("'sha256:' and 64 lower-case hex digits, perhaps 'x' and a scale", _is_scaled_id),
     "content_sha256": ("64 lower-case hex digits", _matches(_SHA256)),
     "content_bytes": (f"from 1 to {_MAX_CONTENT_BYTES} bytes", lambda value: 1 <= value <= _MAX_CONTENT_BYTES),
     "signature": ("64 bytes long, or empty", lambda value: len(value) in (0, 64)),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
 from adapters.files.locked_folder import SHARED_MEMORY, LockedFolder
-from adapters.identity import check_revision_id
+from adapters.identity import check_revision_id, revision_of, split_scaled_id
 from adapters.store import AdapterStore, Envelope, RevisionNotStored
 from cluster.config.schema import ResidencyConfig
 from cluster.control.worker_state import WorkerStateHub
@@ -149,6 +149,8 @@ class Residency:
     ) -> float:
         """Make a revision resident and lease it. Returns the seconds that loading took, 0 if it was resident.
 
+        `revision_id`: also at a scale (`adapters.identity.scaled_id`), which is an adapter of its own in all but the
+        store and the disk cache.
         `not_in_engine`: the engine has just reported that it does not hold it; the request gets a longer lease.
         `tenant`: who waits for it; loads that wait start in turns of tenants.
 
@@ -163,10 +165,10 @@ class Residency:
         entry = self._host.resident(revision_id)
         if entry is not None:
             self._host.use(entry, lease_s)
-            self._disk.use(revision_id)
+            self._disk.use(revision_of(revision_id))
             self._metrics.count_hit()
             return 0.0
-        _check(revision_id)
+        _check(revision_id, split_scaled_id)
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         while (entry := self._host.resident(revision_id)) is None:
@@ -231,23 +233,29 @@ class Residency:
         self._pins.release(revision_id)
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:
-        """Remove a revision from host memory and, with `from_disk`, from the disk cache; False if it was in neither.
+        """Remove a revision, at all scales, from host memory and, with `from_disk`, from the disk cache.
+
+        Returns False if it was in neither.
 
         Raises AdapterInUse and EngineError.
         """
         _check(revision_id)
         if revision_id in self._pins:
             raise AdapterInUse(f"{revision_id} is pinned: it is in memory only, and an alias points to it")
-        if revision_id in self._queue:
-            raise AdapterInUse(f"{revision_id} is being loaded; try again")
-        was_evicted = await self._host.evict(revision_id)
+        was_evicted = False
+        for each in {revision_id, *(entry.revision_id for entry in self._host)}:
+            if revision_of(each) == revision_id:
+                if each in self._queue:
+                    raise AdapterInUse(f"{each} is being loaded; try again")
+                was_evicted = await self._host.evict(each) or was_evicted
         if from_disk:
             was_evicted = await self._disk.remove(revision_id) or was_evicted
         return was_evicted
 
     def _on_resident(self, revision_id: str) -> None:
         self._hub.add_resident(revision_id)
-        if self._settings.disk_bytes and revision_id not in self._disk:
+        is_scaled = revision_of(revision_id) != revision_id
+        if not is_scaled and self._settings.disk_bytes and revision_id not in self._disk:
             self._to_disk[revision_id] = None
             self._has_to_disk.set()
 
@@ -296,9 +304,9 @@ class Residency:
                 self._pins_due.set()
 
 
-def _check(revision_id: str) -> None:
+def _check(revision_id: str, check: Callable[[str], object] = check_revision_id) -> None:
     try:
-        check_revision_id(revision_id)
+        check(revision_id)
     except ValueError as error:
         raise InvalidReference(str(error)) from None
 

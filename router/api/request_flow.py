@@ -15,6 +15,7 @@ from typing import Any
 from starlette.responses import Response as HttpResponse
 
 from adapters.errors import AdapterError
+from router.alias_split import gets_newer
 from router.api.request_record import RequestRecorder, UsedTokens
 from router.api.request_span import FinishReasons
 from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
@@ -33,8 +34,7 @@ from router.protocol.sse import AnswerRewriter, answer_counts
 from router.protocol.validation import Endpoint, Sequence, validate
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission
-from router.revisions.adapter_service import resolve
-from router.revisions.alias_split import gets_newer
+from router.revisions.adapter_service import resolve, scaled_id_of
 
 _CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 _JSON = {"content-type": "application/json"}
@@ -164,9 +164,11 @@ class RequestFlow:
                         validated.model, validated.adapter, backends.model, backends.adapters, request.principal
                     )
                 if request.revision is not None and (split := request.revision.split) is not None:
-                    is_newer = gets_newer(split, validated.sticky_key or request.request_id)
-                    request.revision = split.newer if is_newer else request.revision
-                    request.arm = "newer" if is_newer else "older"
+                    request.split_alias = split.alias
+                    if gets_newer(split, validated.sticky_key or request.request_id):
+                        request.revision = split.newer
+                request.adapter_scale = validated.adapter_scale
+                request.scaled_id = scaled_id_of(request.revision, request.adapter_scale)
                 self._admit(request, admission)
                 self._translate(request, client)
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None
@@ -200,6 +202,8 @@ class RequestFlow:
         request.namespace = directory.cache_namespace(request.principal.tenant, is_shared=is_shared)
         if revision is not None:
             fingerprint = f"{fingerprint}-{revision.revision_id.removeprefix('sha256:')[:12]}"
+            if request.scaled_id != revision.revision_id:
+                fingerprint += f"x{request.adapter_scale:g}"
         if validated.repeated is None:
             request.translator = _rewriter(fingerprint, self._backends.model, validated.model, is_shared)
         else:

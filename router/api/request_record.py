@@ -43,16 +43,18 @@ class RequestRecorder:
         labelled(metrics.requests, str(request.status)).inc()
         exemplar = {"trace_id": str(request.span.trace_id)} if request.span.is_recorded else None
         labelled(metrics.duration).observe(duration_s, exemplar)
+        per_token_s = None
         if request.first_byte_s is not None:
             labelled(metrics.first_byte).observe(request.first_byte_s, exemplar)
         if request.stream_error is not None:
             labelled(metrics.stream_errors, request.stream_error).inc()
         elif request.status == 200:
-            self._record_times(request, duration_s, exemplar)
+            per_token_s = self._record_times(request, duration_s, exemplar)
         if request.adapter is not None:
             metrics.busiest_adapters.count(request.adapter)
-        if request.arm is not None:
-            metrics.split_requests.labels(request.arm, str(request.status)).inc()
+        if request.split_alias is not None and request.revision is not None:
+            outcome = request.stream_error or str(request.status)
+            metrics.splits.record(request.split_alias, request.revision, outcome, request.first_byte_s, per_token_s)
         given = given_to_client(request, self._backends.prompts)
         if request.span.is_recorded:
             describe(request, given, self._backends)
@@ -72,8 +74,8 @@ class RequestRecorder:
         else:
             self._metrics.usage_lost.inc()
 
-    def _record_times(self, request: Request, duration_s: float, exemplar: dict[str, str] | None) -> None:
-        """Record how fast a complete answer was."""
+    def _record_times(self, request: Request, duration_s: float, exemplar: dict[str, str] | None) -> float | None:
+        """Record how fast a complete answer was. Returns the time per token after the first of a stream."""
         metrics, labelled = self._metrics, self._labelled
         first_s = request.first_byte_s
         # [DONE] is an event, too.
@@ -83,10 +85,14 @@ class RequestRecorder:
         num_later = max(num_events, request.num_completion_tokens or 0) // num_sequences - 1
         met = keeps_slo(self._slo, num_later, first_s, duration_s)
         labelled(metrics.slo_requests, "true" if met else "false").inc()
-        if num_later > 0 and first_s is not None:
-            labelled(metrics.token_time).observe((duration_s - first_s) / num_later, exemplar)
-        if num_later > 0:
-            self._backends.placer.answered(num_later + 1)
+        if num_later <= 0:
+            return None
+        self._backends.placer.answered(num_later + 1)
+        if first_s is None:
+            return None
+        per_token_s = (duration_s - first_s) / num_later
+        labelled(metrics.token_time).observe(per_token_s, exemplar)
+        return per_token_s
 
 
 def keeps_slo(slo: SloConfig, num_later: int, first_event_s: float | None, duration_s: float) -> bool:
@@ -131,6 +137,7 @@ def _log(request: Request, given: Counts | None, duration_s: float) -> None:
         "key": request.principal.key_id,
         "adapter": request.adapter,
         "revision": request.revision_id,
+        "adapter_scale": request.adapter_scale,
         "placements": sorted({str(s.placement) for s in sequences if s.placement}),
         "status": request.status,
         "stream_error": request.stream_error,

@@ -18,7 +18,6 @@ from process.tracing.span import NO_SPAN, Span
 from router.identity.access import Principal
 from router.placement.request import Placement
 from router.protocol.validation import Endpoint, ValidatedRequest
-from router.revisions.alias_split import Arm
 
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
@@ -85,7 +84,9 @@ class Request:
     revision: AdapterRevision | None = None  # None: the base model
     adapter: str | None = None  # its full name
     revision_id: str | None = None
-    arm: Arm | None = None  # of a split alias
+    adapter_scale: float | None = None  # as the client wrote it
+    scaled_id: str | None = None  # what workers call the revision at this scale, also in keys of prefix caches
+    split_alias: str | None = None  # by which it got the revision
     namespace: str = ""  # of the prefix cache
     translator: AnswerTranslator = field(init=False)
     most_output_tokens: int | None = None  # that the client, or the router, allows; only if it is counted

@@ -52,7 +52,8 @@ class PlacementSearch:
         self._revision = request.revision
         self._request_id = request.request_id
         needs_decode, namespace = request.validated.generates, request.namespace
-        wanted = PlacementRequest.of(request.revision, needs_decode=needs_decode, size=size, namespace=namespace)
+        revision, scaled_id = request.revision, request.scaled_id
+        wanted = PlacementRequest.of(revision, scaled_id, needs_decode=needs_decode, size=size, namespace=namespace)
         self.request = backends.placer.observe(wanted)
         self._failed = FailedAttempts()
         self._in_failures: frozenset[str] = frozenset()  # workers of the placements that have failed
@@ -155,7 +156,7 @@ class SequenceRun:
     """
 
     def __init__(self, backends: Backends, request: Request, sequence: Sequence) -> None:
-        self.revision_id = request.revision_id  # None: it needs no adapter
+        self.revision_id = request.scaled_id  # None: it needs no adapter
         self._backends = backends
         self._request = request
         self._validated = request.validated

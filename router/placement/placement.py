@@ -134,13 +134,13 @@ class PrefillCandidates:
 
     def _likely(self) -> set[int]:
         """Indices of readers with the revision or the prompt's prefix, and of candidates for a further copy."""
-        choice, revision_id = self.choice, self._request.revision_id
+        choice, stored_id = self.choice, self._request.stored_id
         likely = set(self._copies)
         if not choice.has_enough_copies:  # it will be loaded, or there is nothing to load
             likely.update(self._order[: max(choice.num_homes, FIRST_HOMES)])
             likely.add(self._queues_s.index(min(self._queues_s)))
-            if revision_id is not None:
-                likely.update([i for i, disk in enumerate(self._disks) if revision_id in disk])
+            if stored_id is not None:
+                likely.update([i for i, disk in enumerate(self._disks) if stored_id in disk])
         if names := self._policy.prefixes.workers(self._request):
             likely.update(i for i, worker in enumerate(self.workers) if worker.name in names)
         return likely

@@ -75,7 +75,7 @@ class Placer:
         ]
         if not placement.is_single:
             in_flight.append(self._loads.add(placement.decode.name, kv_tokens=size.kv_tokens))
-        was_on_disk = request.revision_id in placement.prefill.residency.disk
+        was_on_disk = request.stored_id in placement.prefill.residency.disk
         return Reservation(request, placement, in_flight, expected_tokens, was_on_disk)
 
     @property

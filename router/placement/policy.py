@@ -100,10 +100,10 @@ class Policy:
 
     def residency_s(self, candidate: Candidate, choice: Choice) -> float:
         """0 if the revision is resident or being loaded, else the time of a load from the nearest tier that has it."""
-        revision_id = choice.request.revision_id
-        if revision_id is None or candidate.has_revision:
+        stored_id = choice.request.stored_id
+        if stored_id is None or candidate.has_revision:
             return 0.0
-        return self.load_s["disk" if revision_id in candidate.worker.residency.disk else "store"]
+        return self.load_s["disk" if stored_id in candidate.worker.residency.disk else "store"]
 
     def home_s(self, candidate: Candidate, choice: Choice) -> float:
         """The cost of leaving an adapter's homes, of overloading one of them, and of an extra copy.

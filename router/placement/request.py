@@ -12,6 +12,7 @@ from typing import Self
 import msgspec
 
 from adapters.catalog.records import AdapterRevision
+from adapters.identity import revision_of
 from router.fleet.fleet_state import WorkerView
 from router.protocol.field_values import TYPICAL_ANSWER_TOKENS, answer_limit
 from router.protocol.request_body import Fields
@@ -42,7 +43,7 @@ _NO_SIZE = PromptSize()
 class PlacementRequest(msgspec.Struct, frozen=True):
     """The properties of a request that placement may use."""
 
-    revision_id: str | None  # None: the base model
+    revision_id: str | None  # also at a scale, as workers report it; None: the base model
     positions: str = "prefill"  # of the tokens that the revision acts on; "all" needs a unified worker
     is_stored: bool = True  # False: only workers that hold the revision can serve it
     needs_decode: bool = True  # False: its prompt is read and nothing is generated, so a prefill worker alone serves it
@@ -55,6 +56,7 @@ class PlacementRequest(msgspec.Struct, frozen=True):
     def of(
         cls,
         revision: AdapterRevision | None,
+        scaled_id: str | None = None,
         *,
         needs_decode: bool = True,
         size: PromptSize = _NO_SIZE,
@@ -63,7 +65,12 @@ class PlacementRequest(msgspec.Struct, frozen=True):
         if revision is None:
             return cls(None, needs_decode=needs_decode, size=size, namespace=namespace)
         positions, is_stored = revision.manifest.positions, revision.stored
-        return cls(revision.revision_id, positions, is_stored, needs_decode, size, namespace=namespace)
+        return cls(scaled_id or revision.revision_id, positions, is_stored, needs_decode, size, namespace=namespace)
+
+    @property
+    def stored_id(self) -> str | None:
+        """The revision as disks have it: at no scale."""
+        return self.revision_id and revision_of(self.revision_id)
 
     @property
     def single_roles(self) -> tuple[str, ...]:

@@ -7,14 +7,17 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from adapters.identity import MAX_SCALE, SCALE_STEPS
 from cluster.config.limits import RequestLimits
 from router.errors import InvalidField
+from router.protocol.fields import ADAPTER_SCALE
 from router.protocol.request_body import Fields
 
 DEFAULT_CONTEXT_LENGTH = 131_072  # where config.json has none
 TYPICAL_ANSWER_TOKENS = 256  # where the client sets no limit
 _MIN_PROMPT_BYTES = 16 * 1024
 _MAX_REFERENCE_BYTES = 1024  # of `model` and `adapter`, as JSON
+_SCALE_ERROR = 1e-6  # of clients' arithmetic
 _ANSWER_LIMITS = ("max_completion_tokens", "max_tokens")
 
 
@@ -161,6 +164,21 @@ def number(fields: Fields, name: str, least: float, most: float, *, is_above: bo
         bounds = f"above {least:g}, at most {most:g}" if is_above else f"from {least:g} to {most:g}"
         raise InvalidField(f"{name} must be {bounds} (found {shown(fields[name])})", param=name)
     return value
+
+
+def adapter_scale(fields: Fields) -> float | None:
+    """How strongly the adapter acts. Raises InvalidField."""
+    value = number(fields, ADAPTER_SCALE, 1 / SCALE_STEPS, MAX_SCALE)
+    if value is None:
+        return None
+    scale = round(value * SCALE_STEPS) / SCALE_STEPS
+    if abs(value - scale) > _SCALE_ERROR:
+        raise InvalidField(
+            f"{ADAPTER_SCALE} must be a multiple of {1 / SCALE_STEPS:g} (found {shown(fields[ADAPTER_SCALE])}); "
+            f"{scale:g} is the nearest",
+            param=ADAPTER_SCALE,
+        )
+    return scale
 
 
 def check_token_id_field(fields: Fields, name: str, limits: Limits) -> None:

@@ -29,8 +29,8 @@ NOT_OFFERED = {
 # Strings by which a client may say that requests belong together, the most specific first: a conversation, a person.
 STICKY = ("prompt_cache_key", "user", "safety_identifier")
 
-# All fields of /v1/embeddings but `model` and `adapter`. Engines get none of them as they are.
+# All fields of /v1/embeddings but `model` and Prelude's own. Engines get none of them as they are.
 EMBEDDINGS = frozenset({"input", "encoding_format", "dimensions", "user"})
 
-# Prelude's own field. It is never sent to an engine.
-ADAPTER = "adapter"
+# Prelude's own fields. They are never sent to an engine.
+ADAPTER, ADAPTER_SCALE = "adapter", "adapter_scale"

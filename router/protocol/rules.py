@@ -179,7 +179,8 @@ def _modalities(fields: Fields, name: str, _: Limits) -> None:
 
 
 _NEEDED_BY_ENDPOINTS = (
-    "prompt", "suffix", "model", "adapter", "n", "best_of", "max_tokens", "logprobs", "top_logprobs", "stream_options",
+    "prompt", "suffix", "model", "adapter", "adapter_scale", "n", "best_of", "max_tokens", "logprobs", "top_logprobs",
+    "stream_options",
 )  # fmt: skip
 
 

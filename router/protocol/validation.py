@@ -12,6 +12,7 @@ from router.protocol.embeddings import Vectors
 from router.protocol.enforced_calls import enforce_calls
 from router.protocol.field_values import (
     Limits,
+    adapter_scale,
     answer_limit,
     boolean,
     decode_token_ids,
@@ -23,6 +24,7 @@ from router.protocol.field_values import (
 )
 from router.protocol.fields import (
     ADAPTER,
+    ADAPTER_SCALE,
     BOOKKEEPING,
     CHAT_ONLY,
     COMPLETIONS_ONLY,
@@ -79,6 +81,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True):
     model: str  # as the client wrote it
     adapter: str | None
     prompts: tuple[msgspec.Raw, ...]  # none for a chat
+    adapter_scale: float | None = None  # as the client wrote it
     is_streaming: bool = False
     includes_usage: bool = False  # the client wants a usage event at the stream's end
     num_per_prompt: int = 1  # `n`
@@ -124,7 +127,7 @@ FIELDS = {  # of each endpoint, all others are refused
     Endpoint.CHAT: _GENERATION - COMPLETIONS_ONLY,
     Endpoint.COMPLETIONS: _GENERATION - CHAT_ONLY,
     Endpoint.RESPONSES: responses.FIELDS,
-    Endpoint.EMBEDDINGS: EMBEDDINGS | {"model", ADAPTER},
+    Endpoint.EMBEDDINGS: EMBEDDINGS | {"model", ADAPTER, ADAPTER_SCALE},
 }
 _NOT_OFFERED = dict.fromkeys(Endpoint, NOT_OFFERED) | {Endpoint.RESPONSES: responses.NOT_OFFERED}
 
@@ -145,6 +148,8 @@ def validate(endpoint: Endpoint, body: bytes, limits: Limits) -> ValidatedReques
         validated = _response(fields, model, adapter, limits)
     else:
         validated = _generation(endpoint, fields, model, adapter, limits, len(body))
+    if ADAPTER_SCALE in fields:
+        validated = msgspec.structs.replace(validated, adapter_scale=adapter_scale(fields))
     for name in STICKY:
         if name in fields and (key := decoded(fields, name, str, "a string")):  # clients send empty ones for none
             return msgspec.structs.replace(validated, sticky_key=key)
@@ -271,7 +276,7 @@ def _most_tokens(endpoint: Endpoint, fields: Fields, num_choices: int, limits: L
     return None
 
 
-_OURS = BOOKKEEPING | {"model", ADAPTER}
+_OURS = BOOKKEEPING | {"model", ADAPTER, ADAPTER_SCALE}
 
 
 def known_fields(path: str, given: Fields, known: Collection[str], not_offered: Mapping[str, str]) -> Fields:

@@ -3,18 +3,18 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
 from adapters.catalog.cached import CachedResolver
-from adapters.catalog.records import AdapterRevision
+from adapters.catalog.records import AdapterRevision, Change
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.rights import Right
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
-from adapters.identity import AdapterReference
+from adapters.identity import AdapterReference, scaled_id
 from adapters.library import AdapterLibrary
 from adapters.scopes import Permission
 from adapters.store.errors import StoreUnavailable
@@ -132,7 +132,7 @@ class AdapterService:
         try:
             if self._catalog is None:
                 self._catalog = self._open_catalog()
-                self._resolver = CachedResolver(self._catalog, on_changes=partial(self.directory.follow, self._catalog))
+                self._resolver = CachedResolver(self._catalog, on_changes=self._follow)
                 self._resolver.start()
             if self._library is None:
                 self._library = self._open_library(self._catalog)
@@ -141,6 +141,12 @@ class AdapterService:
                 "catalog or adapter store unreachable", extra={"fields": {"code": error.code, "reason": str(error)}}
             )
         return self._library is not None
+
+    def _follow(self, changes: Sequence[Change] | None) -> None:
+        assert self._catalog is not None
+        assert self._resolver is not None
+        self.directory.follow(self._catalog, changes)
+        self._metrics.splits.end_others(self._resolver.resolve)
 
     @asynccontextmanager
     async def following(self, note: NoteImport = lambda *_: None) -> AsyncIterator[None]:
@@ -384,3 +390,18 @@ async def resolve(
         raise
     except AdapterError as error:
         raise type(error)(f"the adapter {reference!r} cannot be served: {error}") from error
+
+
+def scaled_id_of(revision: AdapterRevision | None, scale: float | None) -> str | None:
+    """What workers call the revision at a request's scale; None: the base model. Raises InvalidField."""
+    if revision is None:
+        if scale is not None:
+            raise InvalidField("adapter_scale needs an adapter: name one, or remove the scale", param="adapter_scale")
+        return None
+    if scale not in (None, 1) and not revision.stored:
+        raise InvalidField(
+            f"adapter_scale must be 1 for {revision.full_name}@r{revision.number} (found {scale:g}), since it is in "
+            "memory only: import it to use others",
+            param="adapter_scale",
+        )
+    return scaled_id(revision.revision_id, scale or 1.0)

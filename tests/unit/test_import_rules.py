@@ -51,7 +51,7 @@ cluster.discovery
 cluster.agent
 cluster cluster.local
 cluster.planning
-router.collectors
+router.collectors router.alias_split
 router.errors router.metrics router.http
 router.public_errors router.protocol
 router.identity

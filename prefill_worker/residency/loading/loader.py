@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 from adapters.errors import AdapterError, AdapterUnsupported
+from adapters.identity import revision_of, split_scaled_id
+from adapters.packed import scale_packed
 from adapters.store import AdapterNotTrusted, AdapterStore, Envelope, RevisionNotStored, StoreCorrupt
 from adapters.store.envelope import ENVELOPE_BYTES, Part
 from engine.client import EngineClient
@@ -75,7 +77,7 @@ class AdapterLoader:
             await self._wait_for_push(load.key)
             entry = await self._host.settled(load.key)
             if entry is None:
-                source = "disk" if load.key in self._disk else "store"
+                source = "disk" if revision_of(load.key) in self._disk else "store"
             span.set({"prelude.source": source})
             if load.key in self._refusals:
                 raise AdapterUnsupported(self._refusals[load.key])
@@ -91,7 +93,7 @@ class AdapterLoader:
 
     async def _into_memory(self, load: Load, span: Span) -> HostEntry:
         """Create the revision's entry in host memory, complete and verified."""
-        revision_id = load.key
+        revision_id = revision_of(load.key)
         if revision_id in self._disk:
             self._disk.use(revision_id)
             try:
@@ -109,7 +111,7 @@ class AdapterLoader:
 
     async def _from_store(self, load: Load, span: Span) -> HostEntry:
         began = time.monotonic()
-        claimed, rest = await self._threads.run(lambda _: self._store().begin_read(load.key))
+        claimed, rest = await self._threads.run(lambda _: self._store().begin_read(revision_of(load.key)))
         try:
             if claimed.content_bytes > self._host.budget_bytes:
                 await self._check_size(claimed)
@@ -127,9 +129,9 @@ class AdapterLoader:
         span: Span,
         begin_s: float = 0.0,
     ) -> HostEntry:
-        """Reserve room, copy and verify. `begin_s`: time that it took to learn the size."""
-        revision_id, began = load.key, time.monotonic()
-        entry = await self._host.reserve(revision_id, content_bytes, functools.partial(setattr, load, "pending_error"))
+        """Reserve room, copy, verify and scale. `begin_s`: time that it took to learn the size."""
+        (revision_id, scale), began = split_scaled_id(load.key), time.monotonic()
+        entry = await self._host.reserve(load.key, content_bytes, functools.partial(setattr, load, "pending_error"))
         self._ended("room", time.monotonic() - began, span)
 
         def fill(stop: Stop) -> tuple[Envelope, float, float]:
@@ -138,13 +140,15 @@ class AdapterLoader:
             self._acceptance.trust.check_object(envelope)
             copied_at = time.monotonic()
             self._acceptance.prepare(revision_id, entry.packed)
+            if scale != 1:
+                scale_packed(entry.packed, scale)
             return envelope, copied_at - at, time.monotonic() - copied_at
 
         async with self._host.filling(entry):
             try:
                 entry.envelope, copy_s, check_s = await self._threads.run(fill)
             except AdapterUnsupported as error:
-                self._refusals[revision_id] = str(error)
+                self._refusals[load.key] = str(error)
                 if len(self._refusals) > _MAX_REFUSALS:
                     self._refusals.popitem(last=False)
                 raise

@@ -30,7 +30,7 @@ class HostState(enum.Enum):
 class HostEntry:
     """One adapter in host memory."""
 
-    revision_id: str
+    revision_id: str  # also at a scale
     directory: Path
     num_bytes: int  # reserved, in whole pages
     state: HostState = HostState.LOADING

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.protocol.fields import ADAPTER
+from router.protocol.fields import ADAPTER, ADAPTER_SCALE
 
 _STATELESS = "responses are not stored; send the whole conversation in input, earlier output items included"
 
@@ -22,6 +22,7 @@ FIELDS = frozenset(
     {
         "model",
         ADAPTER,
+        ADAPTER_SCALE,
         "input",
         "instructions",
         "max_output_tokens",

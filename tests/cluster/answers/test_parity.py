@@ -1,6 +1,7 @@
 """Answers through the whole cluster are those of transformers and peft with the adapter on the prompt only."""
 
 import itertools
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,6 +11,7 @@ from support.engines.parity import (
     check_adapters_matter,
     check_embedding,
     check_logprobs,
+    check_scales,
     check_together,
     check_tokens,
     completion_body,
@@ -152,6 +154,11 @@ def test_prefix_cache_never_crosses_adapters(client: httpx.Client, cold_cases, o
 
 def cached_tokens(answer: dict) -> int:
     return (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+
+
+def test_scales(cluster: RunningCluster, adapters: dict[str, Path], tmp_path: Path):
+    scaled = {name: adapters[name] for name in ("a0", "a2", "a3", "reft", "loreft", "mixed")}
+    check_scales(cluster.url, cluster.model_dir, tmp_path, scaled, 2 * CHUNK_TOKENS + 21)
 
 
 def test_follow_up_turn_adapts_the_earlier_answer(client: httpx.Client, cluster: RunningCluster, cases, tmp_path):

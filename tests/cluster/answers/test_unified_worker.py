@@ -18,6 +18,7 @@ from support.clusters.running_cluster import CHUNK_TOKENS, RunningCluster, runni
 from support.engines.parity import (
     Case,
     check_embedding,
+    check_scales,
     check_together,
     check_tokens,
     completion_body,
@@ -97,6 +98,10 @@ def test_embeddings(unified: RunningCluster, cases: list[Case]):
         check_embedding(case, post)
     with ThreadPoolExecutor(len(cases)) as threads:
         list(threads.map(lambda case: check_embedding(case, post), cases))
+
+
+def test_scales(unified: RunningCluster, directories: dict[str, Path], tmp_path: Path):
+    check_scales(unified.url, unified.model_dir, tmp_path, directories, 2 * CHUNK_TOKENS + 21)
 
 
 def test_long_prompts(unified: RunningCluster):

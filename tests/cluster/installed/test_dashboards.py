@@ -47,6 +47,9 @@ LONGEST_S = 150.0
 UNSEEN = {
     "prelude_router_retries_total",  # an attempt failed
     "prelude_router_stream_errors_total",
+    "prelude_router_split_requests_total",  # no alias is split
+    "prelude_router_split_time_to_first_token_seconds_bucket",
+    "prelude_router_split_time_per_output_token_seconds_bucket",
     "prelude_worker_adapter_loads_total",  # for its other results: a load failed
 }
 # The first of the tenants exceeds its rate.

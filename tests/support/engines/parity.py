@@ -1,7 +1,9 @@
 """Requests whose right answers are known, and how an answer is held against them."""
 
 import asyncio
+import json
 import random
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from safetensors import safe_open
 from support.engines.reference_answers import run_reference
 
 LOGPROB_TOLERANCE = 1e-4
@@ -50,6 +53,61 @@ def reference_cases(
     ]
     answers = run_reference(model_dir, requests, folder)
     return [Case(name, f"{len(ids)} tokens", ids, found) for (name, ids), found in zip(asked, answers, strict=True)]
+
+
+def check_scales(url: str, model_dir: Path, folder: Path, adapters: Mapping[str, Path], num_tokens: int) -> None:
+    """One prompt under adapters at several scales: each answer is that of a reference whose configuration is scaled.
+
+    Asked for the first time, each finds no KV in the prefix cache; asked again, its own.
+    """
+    scales = (1.0, 0.5, 1.5, 0.05)
+    names = [f"{name} x {scale}" for name in adapters for scale in scales]
+    asked = [(name, scale) for name in adapters for scale in scales]
+    copies = {
+        text: _scaled_copy(adapters[name], scale, folder / text)
+        for text, (name, scale) in zip(names, asked, strict=True)
+    }
+    [prompt] = random_prompts(num_tokens, num_tokens)  # as no other test has it
+    cases = reference_cases(model_dir, folder, copies, [(name, prompt) for name in (*names, None)])
+    check_adapters_matter(cases)
+    bodies = [completion_body(name, prompt, adapter_scale=scale) for name, scale in asked]
+    bodies.append(completion_body(None, prompt))
+    for case, body in zip(cases, bodies, strict=True):
+        answers = complete_together(url, [body, body], 1)
+        cached = [(answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens", 0) for answer in answers]
+        assert cached[0] < 8, f"{case.name}: it found KV of another scale or adapter"
+        assert cached[1] > num_tokens // 2, f"{case.name}: it did not find its own KV"
+        for answer in answers:
+            check_tokens(case, answer)
+    with_logprobs = [{**body, "echo": True, "logprobs": 1} for body in bodies]
+    for case, answer in zip(cases, complete_together(url, with_logprobs), strict=True):
+        check_logprobs(case, answer)
+    for case, (name, scale) in zip(cases, asked, strict=False):
+        body = {"model": "demo", "adapter": name, "adapter_scale": scale, "input": list(prompt)}
+        answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert _most(answer.json()["data"][0]["embedding"], case.reference["embedding"]) <= EMBEDDING_TOLERANCE
+
+
+def _scaled_copy(directory: Path, scale: float, copy: Path) -> Path:
+    """An adapter, peft's or in Prelude's layout, whose configuration alone makes it act so many times as strongly."""
+    shutil.copytree(directory, copy)
+    for path in copy.glob("*.json"):
+        config = json.loads(path.read_text())
+        if "lora_alpha" in config:
+            config["lora_alpha"] *= scale
+            config["alpha_pattern"] = {name: alpha * scale for name, alpha in config["alpha_pattern"].items()}
+        if "lora" in config:
+            config["lora"]["scale"] *= scale
+        if "reft" in config:
+            with safe_open(copy / "adapter.safetensors", "np") as file:
+                rank = next(
+                    file.get_slice(name).get_shape()[0] for name in file.offset_keys() if name.endswith(".bias")
+                )
+            own = 1.0 if config["reft"]["kind"] == "loreft" else rank**-0.5  # docs/adapter-formats.md
+            config["reft"]["scale"] = config["reft"].get("scale", own) * scale
+        path.write_text(json.dumps(config))
+    return copy
 
 
 def completion_body(adapter: str | None, prompt_ids: tuple[int, ...], **fields: Any) -> dict[str, Any]:

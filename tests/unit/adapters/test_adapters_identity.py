@@ -3,7 +3,15 @@ import pytest
 from hypothesis import given
 
 from adapters.errors import InvalidReference
-from adapters.identity import AdapterReference, folder_of, is_revision_id, split_adapter_name
+from adapters.identity import (
+    AdapterReference,
+    folder_of,
+    is_revision_id,
+    revision_of,
+    scaled_id,
+    split_adapter_name,
+    split_scaled_id,
+)
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 PARTS = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
@@ -51,6 +59,28 @@ def test_references_that_are_refused(text):
     assert caught.value.http_status == 400
     assert not caught.value.retryable
     assert len(str(caught.value)) < 600
+
+
+def test_a_revision_at_a_scale_has_one_id():
+    ids = [scaled_id(DIGEST, steps / 20) for steps in range(1, 41)]
+    assert len(set(ids)) == 40
+    assert (ids[0], ids[9], ids[19], ids[39]) == (f"{DIGEST}x0.05", f"{DIGEST}x0.5", DIGEST, f"{DIGEST}x2")
+    assert [split_scaled_id(each) for each in ids] == [(DIGEST, steps / 20) for steps in range(1, 41)]
+    assert {revision_of(each) for each in ids} == {DIGEST}
+    assert len({folder_of(each) for each in ids}) == 40
+
+
+WRONG_SCALES = [
+    "x", "x1", "x0", "x-1", "x0.50", "x.5", "x00.5", "x5e-1", "x0.07", "x2.05", "xnan", "xinf", "x1.1.1", "x/../",
+    "0.5", "X0.5", "x0.5x0.5", "x\u0661", "x0.5\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scale", WRONG_SCALES)
+def test_scales_that_are_refused(scale):
+    for function in (split_scaled_id, folder_of):
+        with pytest.raises(ValueError, match="is not a revision id, perhaps with a scale"):
+            function(DIGEST + scale)
 
 
 @given(st.text(max_size=80))

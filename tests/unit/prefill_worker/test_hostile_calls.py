@@ -43,6 +43,7 @@ def put(**begin: Any) -> pb.PutAdapterRequest:
             pb.EnsureAdapterRequest(revision_id="sha256:../../etc"),
             "revision_id must be 'sha256:' and 64 lower-case hex",
         ),
+        (pb.EnsureAdapterRequest(revision_id=f"{REVISION}x0.500"), "revision_id must be"),
         (pb.PinAdapterRequest(revision_id=REVISION.upper()), "revision_id must be"),
         (pb.EvictAdapterRequest(revision_id=REVISION + "\n"), "revision_id must be"),
         (put(content_bytes=2**63), "begin.content_bytes must be"),

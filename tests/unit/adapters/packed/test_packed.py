@@ -1,5 +1,6 @@
 import hashlib
 import json
+import shutil
 import tempfile
 from dataclasses import replace
 from itertools import product
@@ -16,10 +17,11 @@ from adapters.errors import AdapterIncompatible
 from adapters.formats import read_adapter
 from adapters.formats.folder import Limits
 from adapters.formats.safetensors_file import encode
+from adapters.identity import SCALE_STEPS
 from adapters.model.base_model import FUSED_MODULES, MLP_MODULES, BaseModel, Experts, name_of_module
 from adapters.model.manifest import Manifest, revision_id_of
 from adapters.model.normal_form import Adapter, ExpertFactors, LoraFactors, ReftFactors, frozen_array, widened
-from adapters.packed import PACKED_NAME, read_packed, write_for_engine, write_packed
+from adapters.packed import PACKED_NAME, read_packed, scale_packed, write_for_engine, write_packed
 from adapters.packed.export import export_packed
 from adapters.verification.reference import UNLIMITED
 
@@ -160,6 +162,37 @@ def test_any_adapter_is_held_and_comes_back(kind, data, dtype, base):
         assert again.tensors.keys() == packed.tensors.keys()
         for name, tensor in again.tensors.items():
             assert np.array_equal(widened(tensor), widened(packed.tensors[name])), name
+
+
+@pytest.mark.parametrize("kind", ["dense", "mixture"])
+@settings(max_examples=30)
+@given(data=st.data(), dtype=st.sampled_from(DTYPES), steps=st.integers(1, 40))
+def test_a_scale_multiplies_the_last_factor_and_nothing_else(kind, data, dtype, steps, base):
+    base, scale = base if kind == "dense" else data.draw(mixtures()), steps / SCALE_STEPS
+    adapter = data.draw(adapters(base))
+    with tempfile.TemporaryDirectory() as made:
+        own, scaled = Path(made) / "own", Path(made) / "scaled"
+        write_for_engine(adapter, base, dtype, own)
+        shutil.copytree(own, scaled)
+        scale_packed(scaled / PACKED_NAME, scale)
+        before, after = ServingForm.read(own), ServingForm.read(scaled)
+        metadata = [read_packed(each / PACKED_NAME).metadata for each in (own, scaled)]
+        assert metadata[0] == metadata[1]
+    for old, new in ((before.lora, after.lora), (before.reft, after.reft), (before.experts, after.experts)):
+        assert old.keys() == new.keys()
+        for place, tensors in old.items():
+            a, b, *bias = new[place]
+            assert bits_of(b) == stored(tensors[1].float().numpy() * np.float32(scale), dtype), place
+            assert [bits_of(each) for each in (a, *bias)] == [bits_of(each) for each in (tensors[0], *tensors[2:])]
+
+
+def test_a_scale_that_does_not_fit_is_refused(base, limits, tmp_path):
+    adapter = read_adapter(write_random_lora(tmp_path / "source", base, 1), base, limits)
+    large = {key: replace(f, b=frozen_array(np.full_like(f.b, 4e4)), scale=1.0) for key, f in adapter.lora.items()}
+    write_packed(replace(adapter, lora=large), base, "float16", tmp_path / "packed")
+    scale_packed(tmp_path / "packed", 1.5)
+    with pytest.raises(AdapterIncompatible, match=r"b at adapter_scale 1.5 has a value of .* too large for float16"):
+        scale_packed(tmp_path / "packed", 1.5)
 
 
 def test_arrays_are_views_of_the_file_that_nobody_can_write_to(base, limits, tmp_path):

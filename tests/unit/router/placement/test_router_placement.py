@@ -286,7 +286,7 @@ def test_the_choice_is_that_of_scoring_every_reader(random: Random) -> None:
     policy = Policy()
     policy.load_s["disk"] = random.choice([0.05, 2.0])
     request = PlacementRequest(
-        random.choice([None, *REVISIONS]),
+        random.choice([None, *REVISIONS, f"{REVISIONS[0]}x0.5"]),
         positions=random.choice(["prefill", "prefill", "all"]),
         is_stored=random.random() < 0.8,
         needs_decode=random.random() < 0.8,

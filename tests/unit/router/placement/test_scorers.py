@@ -38,17 +38,19 @@ def cost_s(
     return round(scorer(candidate, Choice(request, 0.2, 1.0, num_homes, num_wanted, num_copies)), 6)
 
 
-def test_residency() -> None:
-    placer = Placer(WorkerLoads())
+@pytest.mark.parametrize("scale", ["", "x0.5"])
+def test_residency(scale: str) -> None:
+    """A disk has a revision for all its scales."""
+    placer, request = Placer(WorkerLoads()), PlacementRequest(f"sha256:ab{scale}", size=SIZE)
     times, scorer = placer.policy.load_s, placer.policy.residency_s
     on_disk = having(P0, on_disk=["sha256:ab"])
-    assert cost_s(scorer) == times["store"] > cost_s(scorer, on_disk) == times["disk"] > 0
-    assert cost_s(scorer, has_revision=True) == cost_s(scorer, request=BASE) == 0
+    assert cost_s(scorer, P0, request) == times["store"] > cost_s(scorer, on_disk, request) == times["disk"] > 0
+    assert cost_s(scorer, P0, request, has_revision=True) == cost_s(scorer, request=BASE) == 0
     for _ in range(100):
-        placer.loaded(placer.take(REQUEST, Placement(P0, P0)), 2.0)
-        placer.loaded(placer.take(REQUEST, Placement(on_disk, on_disk)), 0.001)
-    assert cost_s(scorer) == pytest.approx(2.0, rel=0.01)
-    assert cost_s(scorer, on_disk) == pytest.approx(0.001, rel=0.01)
+        placer.loaded(placer.take(request, Placement(P0, P0)), 2.0)
+        placer.loaded(placer.take(request, Placement(on_disk, on_disk)), 0.001)
+    assert cost_s(scorer, P0, request) == pytest.approx(2.0, rel=0.01)
+    assert cost_s(scorer, on_disk, request) == pytest.approx(0.001, rel=0.01)
 
 
 @pytest.mark.parametrize(

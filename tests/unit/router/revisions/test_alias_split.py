@@ -4,15 +4,19 @@ import asyncio
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
+from prometheus_client.parser import text_string_to_metric_families
 from support.adapters.catalog_databases import CatalogDatabase
-from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
+from support.router_stand_ins import ClusterStandIn, answers, breaks_after, eventually, hangs, running_cluster
 from support.routers.management_calls import ask, form, id_of, lora, managing, upload
 
 from adapters.catalog.records import AdapterRevision, AliasSplit, AliasTarget
 from adapters.catalog.sql import SqlCatalog
-from router.revisions.alias_split import gets_newer
+from router.alias_split import gets_newer
+from router.metrics import Metrics
 
+Series = dict[str, dict[tuple[str, ...], float]]
 KEYS = [f"user {number}" for number in range(10_000)]
 PROD = "/v1/adapters/acme/bot/aliases/prod"
 
@@ -84,13 +88,97 @@ async def test_an_answer_is_of_the_revision_that_it_names(tmp_path: Path) -> Non
             assert await asked(path, user="", safety_identifier=two) == ids[1]
         without_key = {await asked("/v1/completions") for _ in range(40)}  # of one: once in 10**12
         assert without_key == set(ids)
-        lines = {
-            f'prelude_router_split_requests_total{{arm="{arm}",status="200"}} {answers.count(each)}.0'
-            for arm, each in zip(("older", "newer"), ids, strict=True)
-        }
-        await eventually(cluster.metrics_page, lambda page: lines <= set(page.splitlines()))
+        await cluster.is_idle()
+        counts = {("acme/bot", f"r{number}", "200"): answers.count(each) for number, each in enumerate(ids, 1)}
+        assert (await split_series(cluster))["requests_total"] == counts
         status, answer, _ = await cluster.post("/v1/embeddings", input="Hi", user="x" * 1025)
         assert (status, answer["error"]["param"]) == (400, "user")
+
+
+async def split_series(cluster: ClusterStandIn) -> Series:
+    """The values of prelude_router_split_… by the rest of the name and by labels, without buckets."""
+    found: Series = {}
+    for family in text_string_to_metric_families(await cluster.metrics_page()):
+        for sample in family.samples:
+            name = sample.name.removeprefix("prelude_router_split_")
+            if name != sample.name and not name.endswith(("_bucket", "_created", "_sum")):
+                found.setdefault(name, {})[tuple(sample.labels.values())] = sample.value
+    return found
+
+
+async def test_metrics_compare_the_revisions_until_the_split_ends(tmp_path: Path) -> None:
+    """Only what comes through the alias counts, and nothing is left, whatever was in flight at the end."""
+    async with managing(1, 1, directories={}) as cluster:
+        await split(cluster, tmp_path, r1=50, r2=50)
+        assert await split_series(cluster) == {}
+        older, newer = (next(key for key in KEYS if (key in getting_newer(50)) is wanted) for wanted in (False, True))
+        to_split = {"prompt": "Hi", "adapter": "acme/bot@prod"}
+        engine = cluster.decode[0].engine
+        for user in (older, newer, newer):
+            await cluster.stream(**to_split, user=user)
+        await cluster.post(**to_split, user=older)  # has no first token to time
+        engine.behaviours = [breaks_after(1)]
+        await cluster.stream(**to_split, user=newer)
+        engine.behaviours = [answers(400)]
+        await cluster.post(**to_split, user=newer)
+        for adapter in ("acme/bot", "acme/bot@r1", "acme/bot@r2", None):  # which come not by the alias
+            await cluster.stream(**to_split | {"adapter": adapter}, user=newer)
+        await cluster.is_idle()
+        of_older, of_newer = ("acme/bot", "r1"), ("acme/bot", "r2")
+        found = await split_series(cluster)
+        ended = {
+            (*of_older, "200"): 2,
+            (*of_newer, "200"): 2,
+            (*of_newer, "worker_lost"): 1,
+            (*of_newer, "400"): 1,
+        }
+        assert found == {
+            "requests_total": ended,
+            "time_to_first_token_seconds_count": {of_older: 1, of_newer: 3},
+            "time_per_output_token_seconds_count": {of_older: 1, of_newer: 2},
+        }
+
+        engine.behaviours = [hangs]
+        in_flight = asyncio.create_task(cluster.stream(**to_split, user=newer))
+        await cluster.has_phase("waiting_first_event")
+        assert (await ask(cluster, "PUT", PROD, json={"revision": "r2"}))[0] == 200
+        await eventually(lambda: split_series(cluster), lambda found: found == {})
+        in_flight.cancel()
+        await cluster.is_idle()
+        await eventually(lambda: split_series(cluster), lambda found: found == {})
+        await cluster.stream(**to_split, user=newer)
+        assert await split_series(cluster) == {}
+        assert (await ask(cluster, "PUT", PROD, json={"weights": {"r1": 95, "r2": 5}}))[0] == 200
+        await cluster.stream(**to_split, user=older)
+        await cluster.is_idle()
+        assert (await split_series(cluster))["requests_total"] == {(*of_older, "200"): 1}
+        assert (await ask(cluster, "DELETE", PROD.partition("/aliases")[0]))[0] == 200  # and nobody asks for it again
+        await eventually(lambda: split_series(cluster), lambda found: found == {})
+
+
+def test_no_tenant_and_no_number_of_tenants_can_make_series_without_end() -> None:
+    metrics = Metrics()
+    current: dict[str, AdapterRevision] = {}
+
+    def record(tenant: str, number: int) -> None:
+        alias, template = f"{tenant}/bot{number}@prod", Mock(spec=AdapterRevision, tenant=tenant, number=1)
+        template.full_name = f"{tenant}/bot{number}"
+        template.split = Mock(spec=AliasSplit, newer=template)
+        current[alias] = template
+        metrics.splits.record(alias, template, "200", 0.1, 0.01)
+
+    def num_series(tenant: str) -> int:
+        return metrics.page().count(f'prelude_router_split_requests_total{{adapter="{tenant}/'.encode())
+
+    for tenant in range(12):
+        for number in range(25):
+            record(f"t{tenant}", number)
+    assert [num_series(f"t{tenant}") for tenant in range(12)] == [20] * 10 + [0, 0]
+    current["t3/bot4@prod"].split = None  # type: ignore[misc]
+    metrics.splits.end_others(current.__getitem__)
+    assert num_series("t3") == 19
+    record("t11", 0)
+    assert num_series("t11") == 1
 
 
 async def test_a_split_over_http(tmp_path: Path) -> None:

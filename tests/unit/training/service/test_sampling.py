@@ -632,14 +632,14 @@ async def test_weights_are_pushed_with_the_key_that_asked_for_it(
 ):
     """Of two keys of a tenant, whichever asks for other things meanwhile."""
     pushing, may_push = threading.Event(), threading.Event()
-    has_zeros = publishing._changes_nothing
+    push = Publisher._pushed
 
-    def after_another_key(folder: Path) -> bool:
+    async def after_another_key(self: Publisher, *what: Any) -> str:
         pushing.set()
-        assert may_push.wait(60)
-        return has_zeros(folder)
+        assert await asyncio.to_thread(may_push.wait, 60)
+        return await push(self, *what)
 
-    monkeypatch.setattr(publishing, "_changes_nothing", after_another_key)
+    monkeypatch.setattr(Publisher, "_pushed", after_another_key)
     async with keyed_cluster(tmp_path, 0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as keyed:
         keys = [await keyed.key("acme", scopes) for scopes in ({Scope.ADAPTERS_WRITE}, {Scope.INFER})]
 
