@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -106,14 +107,18 @@ class RunningCluster:
 
     def describe(self, name: str, caller: str = "router") -> pb.WorkerDescription:
         """What an agent says of its worker to a router, or to `caller`."""
+        return self.call(name, "Describe", pb.DescribeRequest(), caller)
+
+    def call(self, name: str, method: str, request: Any, caller: str = "operator", timeout_s: float = 10) -> Any:
+        """What an agent answers to a call of its control service."""
         worker = self.config.workers[name]
 
-        async def call() -> pb.WorkerDescription:
+        async def answer() -> Any:
             address = f"{worker.host}:{worker.control_port}"
             async with Transport.of(self.config, caller).channel(address, worker.role, name) as channel:
-                return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=10)
+                return await getattr(WorkerControlStub(channel), method)(request, timeout=timeout_s)
 
-        return asyncio.run(call())
+        return asyncio.run(answer())
 
     @contextlib.contextmanager
     def control(self, name: str) -> Iterator[WorkerControlStub]:
@@ -153,6 +158,15 @@ class RunningCluster:
     def wait_idle(self, timeout_s: float) -> float:
         """Wait until no engine has a request, or KV of one; the seconds that took."""
         return wait_until(lambda: not any(map(any, self.loads().values())), timeout_s)
+
+
+def own_address() -> str | None:
+    """An address of this host that others could reach."""
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family is socket.AF_INET and not each.address.startswith("127."):
+                return each.address
+    return None
 
 
 def sum_of(metrics: str, series: str) -> float:
