@@ -21,7 +21,7 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "EvictAdapter": frozenset({ROUTER, OPERATOR}),
     "Drain": frozenset({OPERATOR}),
     "Undrain": frozenset({OPERATOR}),
-    "ChangeRole": frozenset({OPERATOR}),
+    "ChangeRole": frozenset({ROUTER, OPERATOR}),
 }
 # They send requests to engines; a prefill worker, which a switching one may be now, to warm pairs.
 ENGINE_KEY_READERS = frozenset({ROUTER, "prefill", SWITCHING})

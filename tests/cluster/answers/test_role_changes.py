@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.clusters.certificates import authority, issued
+from support.clusters.certificates import of_changing_workers
 from support.clusters.running_cluster import RunningCluster, own_address, running_cluster
 from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
 from support.engines.running_engine import START_TIMEOUT_S
@@ -43,14 +43,8 @@ def changing(tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> It
     few = {name: adapters[name] for name in ("a0", "reft")}
     router = {"port": 0, "debug_header": True}
     root, host = tmp_path_factory.mktemp("changing"), own_address() or "127.0.0.1"
-    certificates = authority(root / "certs")
-    for name in ("router", "operator", *WORKERS):
-        issued(certificates, "switching" if name in WORKERS else name, name, stem=name)
-    sections = {
-        "tls": {"ca": "certs/ca.crt", "certificate": "certs/{name}.crt", "key": "certs/{name}.key"},
-        "workers": {name: {**worker, "host": host} for name, worker in WORKERS.items()},
-        "role_changes": "manual",
-    }
+    workers = {name: {**worker, "host": host} for name, worker in WORKERS.items()}
+    sections = {"workers": workers, "role_changes": "manual", "tls": of_changing_workers(root, workers)}
     with running_cluster(root, model_dir, few, router=router, **sections) as running:
         yield running
 
@@ -120,8 +114,8 @@ def log_lines(cluster: RunningCluster, name: str) -> list[dict[str, Any]]:
 
 
 def change(cluster: RunningCluster, name: str, role: str) -> None:
-    request = pb.ChangeRoleRequest(role=f"ROLE_{role.upper()}", deadline_s=60)
-    cluster.call(name, "ChangeRole", request, timeout_s=70)
+    with cluster.control(name) as control:
+        control.ChangeRole(pb.ChangeRoleRequest(role=f"ROLE_{role.upper()}", deadline_s=60), timeout=70)
 
 
 def test_requests_go_on_over_changes(changing: RunningCluster, cases: list[Case]) -> None:

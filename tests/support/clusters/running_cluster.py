@@ -107,24 +107,28 @@ class RunningCluster:
 
     def describe(self, name: str, caller: str = "router") -> pb.WorkerDescription:
         """What an agent says of its worker to a router, or to `caller`."""
-        return self.call(name, "Describe", pb.DescribeRequest(), caller)
-
-    def call(self, name: str, method: str, request: Any, caller: str = "operator", timeout_s: float = 10) -> Any:
-        """What an agent answers to a call of its control service."""
         worker = self.config.workers[name]
 
-        async def answer() -> Any:
+        async def call() -> pb.WorkerDescription:
             address = f"{worker.host}:{worker.control_port}"
             async with Transport.of(self.config, caller).channel(address, worker.role, name) as channel:
-                return await getattr(WorkerControlStub(channel), method)(request, timeout=timeout_s)
+                return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=10)
 
-        return asyncio.run(answer())
+        return asyncio.run(call())
 
     @contextlib.contextmanager
     def control(self, name: str) -> Iterator[WorkerControlStub]:
-        """An agent's control service, where there is no TLS."""
-        worker = self.config.workers[name]
-        with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+        """An agent's control service, for an operator."""
+        worker, transport = self.config.workers[name], Transport.of(self.config, "operator")
+        address = f"{worker.host}:{worker.control_port}"
+        if transport.files is None or transport.identity is None:
+            connect = grpc.insecure_channel(address)
+        else:
+            certificate, key, ca = (path.read_bytes() for path in transport.files)
+            server = transport.identity.peer(transport.certified_role(worker.role), name).dns
+            options = (("grpc.ssl_target_name_override", server),)
+            connect = grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, certificate), options)
+        with connect as channel:
             yield WorkerControlStub(channel)
 
     def worker_url(self, name: str) -> str:

@@ -99,7 +99,7 @@ async def outcome(stub: Any, method: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-_ROUTER = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter"}
+_ROUTER = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter", "ChangeRole"}
 _OPERATOR = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain", "ChangeRole"}
 _PEER = {"Describe", "WatchState"}
 MAY_CALL = {
