@@ -113,11 +113,14 @@ def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_fo
         agent._check_weights()
 
 
-def config_of(server: DnsServer | None, folder: Path, name: str, role: str, **worker: Any) -> ClusterConfig:
+def config_of(
+    server: DnsServer | None, folder: Path, name: str, role: str, role_changes: Any = False, **worker: Any
+) -> ClusterConfig:
     """Of a worker that `workers` does not list, in a cluster that lists nobody."""
     (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {
         "model": {"path": folder, "name": "demo"},
+        "role_changes": role_changes,
         "discovery": {
             "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
             "decode": {"dns": DECODE, "control_port": PORT},
@@ -164,6 +167,24 @@ async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warm
             await state_where(agent, ready=True)
 
 
+@pytest.mark.parametrize("pool", [PREFILL, DECODE])
+async def test_peers_are_found_in_both_pools_where_roles_change(tmp_path: Path, pool: str):
+    """And KV ports are open to them, whichever role they have: the next one may be another."""
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        config = config_of(dns, tmp_path, "p7", "prefill", role_changes="manual")
+        agent = PrefillAgent(config, "p7", tmp_path / "scratch")
+        for each in (PREFILL, DECODE):
+            dns.set_addresses(each, [])
+        decode, prefill = peer("d0", pb.ROLE_DECODE, theirs.url), peer("p1", pb.ROLE_PREFILL)
+        async with running(agent, own, decode, prefill):
+            dns.set_addresses(pool, [decode.host, prefill.host])
+            await state_where(agent, ready=True)
+            assert list(agent.peers) == ["d0"]
+            found = agent.spec.kv_found_peers
+            assert found is not None
+            await until(lambda: set(found.read_text().split()) == {decode.host, prefill.host})
+
+
 async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
         config = config_of(dns, tmp_path, "p7", "prefill")
@@ -197,6 +218,14 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
 def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
     spec = engine_spec(config_of(None, tmp_path, "p7", "prefill", **worker), "p7", tmp_path / "engine")
     assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
+
+
+@pytest.mark.parametrize(("role_changes", "is_found"), [(False, False), ("manual", True)])
+def test_who_may_become_a_peer_has_to_be_found(tmp_path: Path, role_changes: Any, is_found: bool):
+    """Here prefill workers, which a prefill worker exchanges KV with when it or they have another role."""
+    config = config_of(None, tmp_path, "p7", "prefill", role_changes)
+    half = config.model_copy(update={"discovery": config.discovery.model_copy(update={"decode": None})})
+    assert (engine_spec(half, "p7", tmp_path / "engine").kv_found_peers is not None) is is_found
 
 
 @pytest.mark.parametrize(

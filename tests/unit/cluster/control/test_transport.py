@@ -150,6 +150,9 @@ async def test_one_certificate_is_for_both_roles_of_workers_that_change(
 ):
     """With it, a worker may have either role, whichever it began in; with that of one role, none but this one."""
     transport = Transport(issued(ca, "router", "r"), roles_change=roles_change)
+    engine_tls = transport.engine_tls("decode", "d")
+    assert engine_tls is not None
+    assert engine_tls()[1] == f"d.{'switching' if roles_change else 'decode'}.prelude.local"
     async with served(issued(ca, certified, "d")) as (_, address):
         for begins in ("prefill", "decode", "unified"):
             channel = AgentChannel(transport, address, begins, name)
