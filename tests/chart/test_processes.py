@@ -79,6 +79,8 @@ class TestWorkers:
             opened = {"control": worker.control_port, "metrics": worker.metrics_port, "engine": worker.engine_port}
             if config.may_be(worker.role, "prefill"):
                 opened["bootstrap"] = worker.bootstrap_port
+            else:
+                assert worker.bootstrap_port == 0
             declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
             assert declared == opened
             assert 0 not in opened.values()  # chosen at start, where no policy could follow
