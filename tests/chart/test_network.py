@@ -79,7 +79,9 @@ class Network:
 
     def peers(self, role: str) -> tuple[str, ...]:
         """The roles of the pools whose workers may be the other ends of KV transfers."""
-        return tuple(PEERS) if self.switches else tuple(filter(None, [PEERS.get(role)]))
+        if role not in PEERS:
+            return ()
+        return tuple(PEERS) if self.switches else (PEERS[role],)
 
     def _side(
         self, direction: str, side: str, pod: str, who: Labels, elsewhere: dict[str, str] | None, port: int
@@ -122,10 +124,10 @@ def expected_flows(network: Network) -> set[tuple[str, str, str]]:
         for caller in callers:
             if caller not in PEERS or caller in peers:
                 flows.add((component_of(caller), role, "control"))
-        for reader in (*ENGINE_KEY_READERS, *(peers if network.switches else ())):
+        for reader in ENGINE_KEY_READERS | set(peers if network.switches else ()):
             if reader not in PEERS or reader in peers:
                 flows.add((reader, role, "engine"))
-        if role == "prefill" or network.switches:
+        if role == "prefill" or (role == "decode" and network.switches):
             flows |= {(peer, role, "bootstrap") for peer in peers}
     flows |= {("test", "router", "http"), ("trainer", "router", "http")}
     flows |= {(caller, "trainer", "http") for caller in ("router", "toolbox")}
