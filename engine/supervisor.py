@@ -30,8 +30,8 @@ from engine.hooks.report import ProcessReport, read_reports
 from engine.output import EngineOutput, reason_in
 from process.exhaustion import is_exhaustion
 from process.lifetime import how_ended, is_alive, kill_group
+from process.log import Stopwatch
 from process.mapped_files import descendants, mapped_among
-from process.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 

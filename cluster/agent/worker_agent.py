@@ -48,7 +48,7 @@ from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, Engin
 from process.certificates.expiry import export_expiry
 from process.exhaustion import raise_open_files
 from process.lifetime import stop_signal
-from process.stopwatch import Stopwatch
+from process.log import Stopwatch
 from process.tracing import start_tracing
 from process.tracing.span import Tracing
 
