@@ -216,8 +216,7 @@ class Peers(Mapping[str, Peer]):
         self._wake()
 
     def ended(self, peer: Peer) -> None:
-        self._followed.discard(peer)
-        self.changed()
+        self._followed.discard(peer)  # the roster has told before that it has left, if it has: not at an agent's end
 
     def changed(self) -> None:
         hosts = frozenset(host for peer in self._followed if (host := peer.found_host))

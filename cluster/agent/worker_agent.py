@@ -99,7 +99,6 @@ class WorkerAgent:
         self.metrics = WorkerMetrics(name, self.role)
         export_expiry(self.metrics.registry, lambda: self.transport.validity)
         self.tracing = Tracing()  # on in `run`, if it is configured
-        self._peer_hosts_changed(frozenset())  # those of an earlier agent may be gone
         self.peers = Peers(
             config,
             self.peer_role,
@@ -476,6 +475,7 @@ def run_agent(agent: WorkerAgent) -> None:
 
 
 async def _run(agent: WorkerAgent) -> None:
+    agent._peer_hosts_changed(frozenset())  # those of an earlier process may be gone, not those of an earlier role
     while role := await agent.run():
         log.info("role changes", extra={"fields": {"from": agent.role, "to": role}})
         watch = agent._change

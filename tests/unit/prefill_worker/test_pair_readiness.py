@@ -15,6 +15,7 @@ from support.clusters.dns_server import DnsServer, dns_server
 from support.clusters.paired_agents import Engine, Peer, running, state_where
 from support.commands import SMALL_LLAMA
 
+from cluster.agent import worker_agent
 from cluster.agent.engine_spec import engine_spec
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
@@ -24,7 +25,7 @@ from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.arguments import environment
 from engine.errors import EngineError
-from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE
+from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, write_found_peers
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker.agent import PrefillAgent
 from process.free_ports import free_port
@@ -183,6 +184,21 @@ async def test_peers_are_found_in_both_pools_where_roles_change(tmp_path: Path, 
             found = agent.spec.kv_found_peers
             assert found is not None
             await until(lambda: set(found.read_text().split()) == {decode.host, prefill.host})
+        DecodeAgent(config, "p7", tmp_path / "scratch")  # the next one
+        assert set(found.read_text().split()) == {decode.host, prefill.host}
+
+
+async def test_peers_of_an_earlier_process_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    agent = DecodeAgent(config_of(None, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
+    assert agent.spec.kv_found_peers is not None
+    write_found_peers(agent.spec.kv_found_peers, ["10.0.0.7"])
+
+    async def stopped() -> str:
+        return ""
+
+    monkeypatch.setattr(agent, "run", stopped)
+    await worker_agent._run(agent)
+    assert agent.spec.kv_found_peers.read_text() == ""
 
 
 async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
@@ -195,7 +211,7 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
         async def until_open_to(*hosts: str) -> None:
             found = agent.spec.kv_found_peers
             assert found is not None
-            await until(lambda: set(found.read_text().split()) == set(hosts))
+            await until(lambda: set(found.read_text().split() if found.exists() else ()) == set(hosts))
 
         dns.set_addresses(DECODE, [])
         decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
