@@ -194,6 +194,7 @@ class WorkerAgent:
             if self._change is not None:
                 self._change.ended("agent_started_s")
             if self._supervising is None:
+                self._peer_hosts_changed(frozenset())  # those of an earlier process may be gone
                 self._supervisor, self._stop = supervisor, stop_signal()
                 self._supervising = asyncio.create_task(supervisor.run(), name="engine")
             else:
@@ -475,7 +476,6 @@ def run_agent(agent: WorkerAgent) -> None:
 
 
 async def _run(agent: WorkerAgent) -> None:
-    agent._peer_hosts_changed(frozenset())  # those of an earlier process may be gone, not those of an earlier role
     while role := await agent.run():
         log.info("role changes", extra={"fields": {"from": agent.role, "to": role}})
         watch = agent._change

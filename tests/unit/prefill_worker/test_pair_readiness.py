@@ -3,6 +3,7 @@
 Where peers are found, who joins is warmed, and who leaves is no longer waited for.
 """
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -193,11 +194,21 @@ async def test_peers_of_an_earlier_process_are_forgotten(tmp_path: Path, monkeyp
     assert agent.spec.kv_found_peers is not None
     write_found_peers(agent.spec.kv_found_peers, ["10.0.0.7"])
 
-    async def stopped() -> str:
-        return ""
+    class Supervisor:
+        """Starts no engine."""
 
-    monkeypatch.setattr(agent, "run", stopped)
-    await worker_agent._run(agent)
+        progress = 0
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+    stopped: asyncio.Future[int] = asyncio.Future()
+    stopped.set_result(15)
+    for name, value in (("EngineSupervisor", Supervisor), ("stop_signal", lambda: stopped), ("_STOP_LIMIT_S", 1e6)):
+        monkeypatch.setattr(worker_agent, name, value)
+    assert await agent.run() == ""
     assert agent.spec.kv_found_peers.read_text() == ""
 
 
