@@ -216,7 +216,8 @@ class Peers(Mapping[str, Peer]):
         self._wake()
 
     def ended(self, peer: Peer) -> None:
-        self._followed.discard(peer)  # the roster has told before that it has left, if it has: not at an agent's end
+        # No change of hosts: if it has left, `changed` was called then; if the agent ends, its engine may go on.
+        self._followed.discard(peer)
 
     def changed(self) -> None:
         hosts = frozenset(host for peer in self._followed if (host := peer.found_host))
