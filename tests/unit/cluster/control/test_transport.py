@@ -164,20 +164,6 @@ async def test_one_certificate_is_for_both_roles_of_workers_that_change(
             await channel.aclose()
 
 
-@pytest.mark.parametrize("roles_change", [False, True])
-@pytest.mark.parametrize("begins", ["prefill", "decode", "unified"])
-def test_a_worker_has_its_role_or_one_that_it_may_change_to(begins: str, roles_change: bool):
-    """Also without TLS, and whether it is listed or found."""
-    transport = Transport(roles_change=roles_change)
-    may_have = {"prefill", "decode"} if roles_change and begins != "unified" else {begins}
-    numbers = {"prefill": pb.ROLE_PREFILL, "decode": pb.ROLE_DECODE, "unified": pb.ROLE_UNIFIED, "unknown": 77}
-    for role, number in numbers.items():
-        description = pb.WorkerDescription(name="d", role=number)  # type: ignore[arg-type]
-        refused = pytest.raises(DescriptionRefused, match=f"its role is {role}, where {begins} workers are looked for")
-        with nullcontext() if role in may_have else refused:
-            transport.check_role(description, begins)
-
-
 class TestUnknownCallers:
     @pytest.mark.parametrize("method", ["Describe", "PutAdapter", "WatchState"])
     async def test_a_certificate_of_another_trust_domain_names_nobody(self, ca: Authority, method: str):
