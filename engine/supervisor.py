@@ -152,8 +152,8 @@ class EngineSupervisor:
         self._role = role
         if self.snapshot.status is not EngineStatus.UP:
             return  # it gets the role when it has started
-        assert self._process is not None
-        deadline = time.monotonic() + _CHANGE_S
+        process, deadline = self._process, time.monotonic() + _CHANGE_S
+        assert process is not None
         try:
             async with contextlib.aclosing(self._spec.client(_CHANGE_S)) as client:
                 for revision_id in await client.loaded_adapters():
@@ -169,7 +169,8 @@ class EngineSupervisor:
             watch.parts["kv_manager_ended_s"] = max(round(report.kv_end_s or 0.0, 3) for report in reports)
         except EngineError as error:
             log.error("engine keeps its role; starting it again", extra={"fields": {"reason": str(error)}})
-            kill_group(self._process.pid, signal.SIGKILL)
+            if self._process is process:  # else it has ended, which was seen meanwhile
+                kill_group(process.pid, signal.SIGKILL)
         else:
             self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
 
