@@ -49,7 +49,7 @@ def agents_of(
         check_process(config, OPERATOR)
     transport = Transport.of(config, OPERATOR)
     roles = ("prefill", "unified") if holds_adapters else ("prefill", "decode", "unified")
-    listed = {name: worker for name, worker in config.workers.items() if config.may_be(worker, *roles)}
+    listed = {name: worker for name, worker in config.workers.items() if config.may_be(worker.role, *roles)}
     wanted = list(listed if names is None else names)
     unlisted = [name for name in wanted if name not in listed]
     found: dict[str, tuple[str, str]] = {}
@@ -61,7 +61,7 @@ def agents_of(
         found = {
             name: (endpoint.role, endpoint.address)
             for name, endpoint in answer.endpoints.items()
-            if endpoint.role != "decode" or not holds_adapters
+            if config.may_be(endpoint.role, *roles)
         }
         problems = answer.problems if names is None else {}
     for name in unlisted:

@@ -108,11 +108,12 @@ def _init(arguments: argparse.Namespace) -> None:
 def _issue(arguments: argparse.Namespace) -> None:
     from cluster.config.load import load_cluster_config
     from cluster.errors import ConfigError
-    from process.certificates.identity import OPERATOR, ROUTER, TRAINER, Identity
+    from process.certificates.identity import OPERATOR, ROUTER, TRAINER, Identity, certified_role
 
     with _authority(arguments) as authority:
         config = load_cluster_config(arguments.config)
-        roles = {ROUTER: ROUTER, OPERATOR: OPERATOR} | {name: each.role for name, each in config.workers.items()}
+        roles = {ROUTER: ROUTER, OPERATOR: OPERATOR}
+        roles |= {name: certified_role(each.role, config.roles_may_change) for name, each in config.workers.items()}
         if config.trainer is not None:
             roles[TRAINER] = TRAINER
         for name in arguments.names:

@@ -219,18 +219,20 @@ def _worker(arguments: argparse.Namespace) -> None:
         config = _with_this_worker(config, arguments)
         _check_certificates(config, arguments.config, arguments.name)
         log.setup(arguments.name, config.log_level)
-        from cluster.agent.engine_spec import check_socket_paths
+        from cluster.agent.engine_spec import PEER_ROLES, check_socket_paths
         from cluster.agent.worker_agent import run_agent
         from cluster.local.gpus import with_host_gpus
 
         config = with_host_gpus(config, config.workers[arguments.name].host)
 
-        _agent_class(arguments.role)  # what it imports takes a second
+        may_change = config.roles_may_change and arguments.role in PEER_ROLES
+        for role in PEER_ROLES if may_change else (arguments.role,):
+            _agent_class(role)  # what it imports takes a second, which is not for a change of role
 
     def run_in(scratch: Path) -> None:
         def made(role: str) -> WorkerAgent:
             agent = _agent_class(role)(config, arguments.name, scratch)
-            agent.successor = made if config.roles_may_change and arguments.role != "unified" else None
+            agent.successor = made if may_change else None
             return agent
 
         check_socket_paths(arguments.name, scratch)

@@ -30,6 +30,7 @@ from engine.hooks.report import ProcessReport, read_reports
 from engine.output import EngineOutput, reason_in
 from process.exhaustion import is_exhaustion
 from process.lifetime import how_ended, is_alive, kill_group
+from process.log import Stopwatch
 from process.mapped_files import descendants, mapped_among
 
 log = logging.getLogger(__name__)
@@ -143,28 +144,33 @@ class EngineSupervisor:
         self._on_change, self._num_answers, self._is_warm = to._on_change, to._num_answers, to._is_warm
         self._on_change(self.snapshot)
 
-    async def change_role(self, role: str) -> None:
+    async def change_role(self, role: str, watch: Stopwatch) -> None:
         """Give a switching engine without requests another role. One that does not take it is started again in it.
 
-        It has a new incarnation then, as after any start.
+        It has a new incarnation then, as after any start. `watch` gets the parts of the change.
         """
         self._role = role
         if self.snapshot.status is not EngineStatus.UP:
             return  # it gets the role when it has started
-        assert self._process is not None
-        deadline = time.monotonic() + _CHANGE_S
+        process, deadline = self._process, time.monotonic() + _CHANGE_S
+        assert process is not None
         try:
             async with contextlib.aclosing(self._spec.client(_CHANGE_S)) as client:
                 for revision_id in await client.loaded_adapters():
                     await client.unload_adapter(revision_id, _CHANGE_S)
+                watch.ended("adapters_unloaded_s")
                 while not await client.change_role(role, _CHANGE_S):  # a peer may be warming it up
                     if time.monotonic() > deadline:
                         raise EngineRefused("it has requests")
                     await asyncio.sleep(_POLL_S)
             reports = await self._proven_in_time()
+            watch.ended("engine_switched_s")
+            # A part of the switch.
+            watch.parts["kv_manager_ended_s"] = max(round(report.kv_end_s or 0.0, 3) for report in reports)
         except EngineError as error:
             log.error("engine keeps its role; starting it again", extra={"fields": {"reason": str(error)}})
-            kill_group(self._process.pid, signal.SIGKILL)
+            if self._process is process:  # else it has ended, which was seen meanwhile
+                kill_group(process.pid, signal.SIGKILL)
         else:
             self._set(EngineStatus.UP, incarnation=uuid.uuid4().hex[:12], reports=reports)
 

@@ -38,7 +38,7 @@ class AdapterHolder(WorkerAgent):
     async def resources(self) -> AsyncIterator[None]:
         await asyncio.to_thread(sweep_abandoned, FOLDERS, SHARED_MEMORY)
         neighbours = [each for each in self.config.workers.values() if each.host == self.worker.host]
-        num_holders = sum(self.config.may_be(each, "prefill", "unified") for each in neighbours)
+        num_holders = sum(self.config.may_be(each.role, "prefill", "unified") for each in neighbours)
         settings = with_fitted_default(self.config.residency, num_holders, SHARED_MEMORY)
         residency = Residency(
             self.name,

@@ -70,6 +70,19 @@ def _second(at_s: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
 
 
+class Stopwatch:
+    """Runs from its creation. `parts` has seconds for a line of the log: of each part of some work, by its name."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self._since = time.monotonic()
+
+    def ended(self, part: str) -> None:
+        """Note the seconds since the part before this one ended."""
+        now = time.monotonic()
+        self.parts[part], self._since = round(now - self._since, 3), now
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})

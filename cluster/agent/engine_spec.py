@@ -99,7 +99,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         dtype=config.model.dtype,
         host=worker.engine_host or worker.host,
         port=worker.engine_port,
-        bootstrap_port=worker.bootstrap_port if config.may_be(worker, "prefill") else None,
+        bootstrap_port=worker.bootstrap_port if config.may_be(worker.role, "prefill") else None,
         max_total_tokens=engine.max_total_tokens,
         max_running_requests=engine.max_running_requests,
         chunked_prefill_tokens=engine.chunked_prefill_tokens,
@@ -109,7 +109,7 @@ def engine_spec(config: ClusterConfig, name: str, scratch: Path) -> EngineSpec:
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         adapters=AdapterSlots(limits.slots, limits.max_rank, limits.target_modules, limits.max_expert_rank)
-        if config.may_be(worker, "prefill", "unified")
+        if config.may_be(worker.role, "prefill", "unified")
         else None,
         extra_arguments=engine.extra_arguments,
         scratch=scratch,
@@ -162,12 +162,13 @@ def _kv_peers(config: ClusterConfig, name: str) -> tuple[str, ...] | None:
 def _possible_peers(config: ClusterConfig, worker: WorkerConfig) -> list[WorkerConfig]:
     """The workers of cluster.yaml that it may exchange KV with, if roles change itself as well."""
     role = PEER_ROLES.get(worker.role)
-    return [each for each in config.workers.values() if role is not None and config.may_be(each, role)]
+    return [each for each in config.workers.values() if role is not None and config.may_be(each.role, role)]
 
 
 def _finds_kv_peers(config: ClusterConfig, name: str) -> bool:
     """Whether the agent must pass the addresses of peers on to the engine."""
-    is_found = PEER_ROLES.get(config.workers[name].role) in config.discovery.by_role
+    role = PEER_ROLES.get(config.workers[name].role)
+    is_found = role is not None and any(config.may_be(each, role) for each in config.discovery.by_role)
     return is_found and config.engine_of(name).kv_peers is None
 
 

@@ -11,9 +11,8 @@ import grpc
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
-from cluster.control.transport import AgentChannel, Transport, next_state
+from cluster.control.transport import ROLES, AgentChannel, Transport, next_state
 from cluster.discovery.configured import configured_sources
-from cluster.discovery.descriptions import ROLES
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import StaticList
 from cluster.errors import DescriptionRefused
@@ -163,16 +162,18 @@ class Peers(Mapping[str, Peer]):
         self._known: dict[str, Peer] = {}  # also workers that have another role now
         self._changed = asyncio.Event()  # set and replaced for `change`
         self._role = role
-        listed = {name: worker for name, worker in config.workers.items() if role and config.may_be(worker, role)}
+        listed = {name: worker for name, worker in config.workers.items() if role and config.may_be(worker.role, role)}
+        found = [each for each in config.discovery.by_role if role and config.may_be(each, role)]
         addresses = {
             name: (worker.role, host_and_port(worker.host, worker.control_port)) for name, worker in listed.items()
         }
         self._roster: Roster[Peer] = Roster(
-            [StaticList(addresses), *configured_sources(config.discovery, (role,) if role else ())],
+            [StaticList(addresses), *configured_sources(config.discovery, found)],
             self,
             model=config.model.name,
             max_workers=config.discovery.max_workers,
             forget_after_s=config.discovery.forget_after_s,
+            transport=transport,
         )
 
     def __getitem__(self, name: str) -> Peer:
@@ -215,8 +216,8 @@ class Peers(Mapping[str, Peer]):
         self._wake()
 
     def ended(self, peer: Peer) -> None:
+        # No change of hosts: if it has left, `changed` was called then; if the agent ends, its engine may go on.
         self._followed.discard(peer)
-        self.changed()
 
     def changed(self) -> None:
         hosts = frozenset(host for peer in self._followed if (host := peer.found_host))

@@ -48,6 +48,7 @@ from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, Engin
 from process.certificates.expiry import export_expiry
 from process.exhaustion import raise_open_files
 from process.lifetime import stop_signal
+from process.log import Stopwatch
 from process.tracing import start_tracing
 from process.tracing.span import Tracing
 
@@ -98,7 +99,6 @@ class WorkerAgent:
         self.metrics = WorkerMetrics(name, self.role)
         export_expiry(self.metrics.registry, lambda: self.transport.validity)
         self.tracing = Tracing()  # on in `run`, if it is configured
-        self._peer_hosts_changed(frozenset())  # those of an earlier agent may be gone
         self.peers = Peers(
             config,
             self.peer_role,
@@ -120,6 +120,7 @@ class WorkerAgent:
         # Creates the worker's agent of another role; None: its role is fixed.
         self.successor: Callable[[str], WorkerAgent] | None = None
         self._next_role: asyncio.Queue[str] = asyncio.Queue()  # has the one that the worker is to have
+        self._change: Stopwatch | None = None  # of a change of role, until the worker is ready in the new one
         self._supervisor: EngineSupervisor  # with the next two, taken over from the agent before this one, if any
         self._supervising: asyncio.Task[None] | None = None
         self._stop: asyncio.Future[signal.Signals]
@@ -190,7 +191,10 @@ class WorkerAgent:
             await stack.enter_async_context(self.resources())
             await stack.enter_async_context(serve_control(self))
             await stack.enter_async_context(serve_worker_http(self))
+            if self._change is not None:
+                self._change.ended("agent_started_s")
             if self._supervising is None:
+                self._peer_hosts_changed(frozenset())  # those of an earlier process may be gone
                 self._supervisor, self._stop = supervisor, stop_signal()
                 self._supervising = asyncio.create_task(supervisor.run(), name="engine")
             else:
@@ -209,6 +213,7 @@ class WorkerAgent:
             running: list[asyncio.Future[Any]] = [self._stop, self._supervising, *tasks]
             done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             if done == {tasks[-1]}:
+                self._change = Stopwatch()
                 await _end(tasks)
                 return str(tasks[-1].result())
             if self._stop in done:
@@ -228,7 +233,7 @@ class WorkerAgent:
 
     def take_over(self, before: WorkerAgent) -> None:
         """Run the engine of the worker's agent before this one, which has ended."""
-        self.spec, self._supervisor = before.spec, before._supervisor
+        self.spec, self._supervisor, self._change = before.spec, before._supervisor, before._change
         self._supervising, self._stop = before._supervising, before._stop
 
     async def change_role(
@@ -429,6 +434,10 @@ class WorkerAgent:
             ready = up and self._ready_incarnation == self.incarnation
             if ready:
                 reason = "draining" if self.hub.state.draining else ""
+                if self._change is not None:
+                    self._change.ended("warmed_up_s")
+                    log.info("role changed", extra={"fields": {"role": self.role, **self._change.parts}})
+                    self._change = None
             if ready != self.hub.state.ready:
                 log.info("ready" if ready else "not ready", extra={"fields": {"reason": reason}})
             self.hub.update(ready=ready, reason=reason, not_warm_with=self.not_warm_with() if up else [])
@@ -469,7 +478,10 @@ def run_agent(agent: WorkerAgent) -> None:
 async def _run(agent: WorkerAgent) -> None:
     while role := await agent.run():
         log.info("role changes", extra={"fields": {"from": agent.role, "to": role}})
+        watch = agent._change
         assert agent.successor is not None
+        assert watch is not None
         before, agent = agent, agent.successor(role)
-        await before._supervisor.change_role(role)
+        watch.ended("agent_replaced_s")
+        await before._supervisor.change_role(role, watch)
         agent.take_over(before)

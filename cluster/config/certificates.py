@@ -7,7 +7,7 @@ from cluster.config.fields import is_loopback
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from process.certificates.files import CertificateFiles, check, check_identity
-from process.certificates.identity import OPERATOR, ROUTER, TRAINER, CertificateError
+from process.certificates.identity import OPERATOR, ROUTER, TRAINER, CertificateError, certified_role
 
 _PLACEHOLDER = "{name}"
 
@@ -37,8 +37,8 @@ def check_process(config: ClusterConfig, name: str) -> None:
     files = cluster_files(config, name)
     if files is not None:
         try:
-            role, expected = (name, None) if worker is None else (worker.role, name)
-            check_identity(files, check(files), role, expected)
+            role = name if worker is None else certified_role(worker.role, config.roles_may_change)
+            check_identity(files, check(files), role, None if worker is None else name)
         except CertificateError as error:
             raise ConfigError(str(error), location=("tls", error.field)) from error
     if name == ROUTER:

@@ -178,8 +178,8 @@ class ClusterConfig(Section):
     workers: dict[Name, WorkerConfig] = Field(default_factory=dict)  # may be empty if `discovery` finds some
     discovery: DiscoveryConfig = DiscoveryConfig()
     # Prefill and decode workers can become each other without a restart (docs/workers.md): when somebody asks (manual),
-    # or as the load wants it (auto). Their engines all have slots for adapters. Not with `discovery` or `tls`. A
-    # dry-run changes nothing: routers only say what they would do, and how many workers of each role the load wants.
+    # or as the load wants it (auto). Their engines all have slots for adapters. A dry-run changes nothing: routers only
+    # say what they would do, and how many workers of each role the load wants.
     role_changes: RoleChangeMode = False
     tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
@@ -240,16 +240,12 @@ class ClusterConfig(Section):
                     f"workers: there is no {role} worker for the {peer} workers; "
                     "a cluster needs at least one of each, or unified workers only"
                 )
-        if self.roles_may_change and (self.tls is not None or self.discovery.by_role):
-            raise ValueError(
-                "role_changes: `tls` and `discovery` know workers by their role; leave these or it out, or say dry-run"
-            )
         self._check_pages_agree()
         for name, worker in self.workers.items():
             is_trainer = name == "trainer" and self.trainer is not None
             if is_trainer or (self.tls is not None and name in ("router", "operator", "trainer", "ca")):
                 raise ValueError(f"workers.{name}: that name is another process's certificate or folder; rename it")
-            if not self.may_be(worker, "prefill") and worker.bootstrap_port:
+            if not self.may_be(worker.role, "prefill") and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
         from adapters.identity import check_not_base_model
 
@@ -290,8 +286,8 @@ class ClusterConfig(Section):
         return WorkerConfig.model_validate({**given, "role": role, "host": host, "control_port": found.control_port})
 
     def engine_of(self, worker: str) -> EngineConfig:
-        """The engine settings of one worker, its overrides applied."""
-        return self.workers[worker].engine_in(self.engine)
+        """The engine settings of one worker, its overrides applied; the cluster's, if it is not among `workers`."""
+        return self.workers[worker].engine_in(self.engine) if worker in self.workers else self.engine
 
     def drain_timeout_of(self, worker: str) -> float:
         """Seconds that a worker has to finish requests in flight before it stops.
@@ -312,10 +308,10 @@ class ClusterConfig(Section):
         """Whether prefill and decode workers may become each other."""
         return self.role_changes in ("manual", "auto")
 
-    def may_be(self, worker: WorkerConfig, *roles: str) -> bool:
-        """Whether a worker has one of these roles, or may change to it."""
-        may_change = self.roles_may_change and worker.role != "unified"
-        return worker.role in roles or (may_change and not {"prefill", "decode"}.isdisjoint(roles))
+    def may_be(self, role: str, *roles: str) -> bool:
+        """Whether a worker that begins in a role has one of `roles`, or may change to it."""
+        may_change = self.roles_may_change and role != "unified"
+        return role in roles or (may_change and not {"prefill", "decode"}.isdisjoint(roles))
 
     def with_default_places(self, folder: Path) -> Self:
         """The configuration with catalog, store, disk cache and keys in `folder`, unless it names other places."""

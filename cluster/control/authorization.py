@@ -6,11 +6,11 @@ from typing import Any
 
 import grpc
 
-from process.certificates.identity import OPERATOR, ROUTER, Identity
+from process.certificates.identity import OPERATOR, PAIR_ROLES, ROUTER, SWITCHING, Identity
 
 log = logging.getLogger(__name__)
 
-_PEERS = ("prefill", "decode")  # they watch each other
+_PEERS = (*PAIR_ROLES, SWITCHING)  # they watch each other
 # Of `prelude.control.v1.WorkerControl`. A call that is not listed is refused to every caller.
 CALLERS: Mapping[str, frozenset[str]] = {
     "Describe": frozenset({ROUTER, OPERATOR, *_PEERS}),
@@ -21,9 +21,10 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "EvictAdapter": frozenset({ROUTER, OPERATOR}),
     "Drain": frozenset({OPERATOR}),
     "Undrain": frozenset({OPERATOR}),
-    "ChangeRole": frozenset({OPERATOR}),
+    "ChangeRole": frozenset({ROUTER, OPERATOR}),
 }
-ENGINE_KEY_READERS = frozenset({ROUTER, "prefill"})  # they send requests to engines; a prefill worker to warm pairs
+# They send requests to engines; a prefill worker, which a switching one may be now, to warm pairs.
+ENGINE_KEY_READERS = frozenset({ROUTER, "prefill", SWITCHING})
 
 
 def caller_of(context: Any) -> Identity | None:

@@ -188,4 +188,5 @@ async def serve_control(worker: Worker) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        worker.hub.end()  # else the server waits for them, as an agent of another role for the port
         await server.stop(_STOP_GRACE_S)

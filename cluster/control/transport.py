@@ -16,8 +16,9 @@ from cluster.errors import DescriptionRefused
 from process.certificates.contexts import Following, make_client_context
 from process.certificates.expiry import Validity
 from process.certificates.files import CertificateFiles
-from process.certificates.identity import Identity
+from process.certificates.identity import Identity, certified_role
 
+ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_UNIFIED: "unified"}
 # An agent that ends for one of another role listens again at once. None is reached over the environment's proxy.
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -31,10 +32,16 @@ MISSED_HEARTBEATS = 3
 class Transport:
     """Creates one process's channels to others, and its own ports."""
 
-    def __init__(self, files: CertificateFiles | None = None, *, allows_plain: bool = True) -> None:
-        """Raises CertificateError. Without files, everything is plain text; `allows_plain`: also beyond loopback."""
+    def __init__(
+        self, files: CertificateFiles | None = None, *, allows_plain: bool = True, roles_change: bool = False
+    ) -> None:
+        """Raises CertificateError. Without files, everything is plain text; `allows_plain`: also beyond loopback.
+
+        `roles_change`: prefill and decode workers may have become each other.
+        """
         self.files = files
         self._allows_plain = allows_plain
+        self._roles_change = roles_change
         self._pem = None if files is None else Following(files, _read)
         self._context = None if files is None else Following(files, make_client_context)
         self.identity: Identity | None = None if self._pem is None else self._pem.checked.identity
@@ -42,7 +49,8 @@ class Transport:
     @classmethod
     def of(cls, config: ClusterConfig, name: str) -> Self:
         """Of a worker, of `router` or of `operator`. Raises CertificateError."""
-        return cls(cluster_files(config, name), allows_plain=config.router.insecure)
+        insecure, roles_change = config.router.insecure, config.roles_may_change
+        return cls(cluster_files(config, name), allows_plain=insecure, roles_change=roles_change)
 
     @property
     def is_secure(self) -> bool:
@@ -67,13 +75,23 @@ class Transport:
         found = self._pem.checked
         return {"cluster": found.validity} | ({} if found.ca_validity is None else {"ca": found.ca_validity})
 
+    def certified_role(self, role: str) -> str:
+        """The role in the certificate of a worker that has, or begins in, this one."""
+        return certified_role(role, self._roles_change)
+
+    def check_role(self, description: pb.WorkerDescription, role: str) -> None:
+        """Raise DescriptionRefused for a worker that must not have the role that it says, since it began in `role`."""
+        said = ROLES.get(description.role, "unknown")
+        if self.certified_role(said) != self.certified_role(role):
+            raise DescriptionRefused(f"its role is {said}, where {role} workers are looked for")
+
     def channel(self, address: str, role: str, name: str) -> grpc.aio.Channel:
         """A channel to a worker's agent. With TLS, it connects only to the holder of that worker's certificate."""
         if self._pem is None or self.identity is None:
             return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         certificate, key, ca = self._pem.current()
         credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-        target = ("grpc.ssl_target_name_override", self.identity.peer(role, name).dns)
+        target = ("grpc.ssl_target_name_override", self.identity.peer(self.certified_role(role), name).dns)
         return grpc.aio.secure_channel(address, credentials, options=(*_CHANNEL_OPTIONS, target))
 
     @property
@@ -112,15 +130,16 @@ class Transport:
             found = Identity.parse(uri)
         except ValueError as error:
             raise DescriptionRefused("its certificate names no process of a cluster") from error
-        if (found.role, found.trust_domain) != (role, self.identity.trust_domain):
-            raise DescriptionRefused(f"its certificate is that of {found.uri}, where {role} workers are looked for")
+        wanted = self.certified_role(role)
+        if (found.role, found.trust_domain) != (wanted, self.identity.trust_domain):
+            raise DescriptionRefused(f"its certificate is that of {found.uri}, where {wanted} workers are looked for")
         return found
 
     def engine_tls(self, role: str, name: str) -> Callable[[], tuple[ssl.SSLContext, str]] | None:
         """For HTTPS to a worker's engine, at each connection: the context, and the name that the engine must have."""
         if self._context is None or self.identity is None:
             return None
-        following, server = self._context, self.identity.peer(role, name).dns
+        following, server = self._context, self.identity.peer(self.certified_role(role), name).dns
         return lambda: (following.current(), server)
 
     def add_port(self, server: grpc.aio.Server, address: str) -> int:

@@ -98,6 +98,11 @@ class WorkerStateHub:
             self._watchers.discard(queue)
             self._count_routers(-by_router)
 
+    def end(self) -> None:
+        """End all watches, each after the state as it is now."""
+        self._publish(pb.ResidencyDelta())
+        self._watchers.clear()
+
     def _count_routers(self, more: int) -> None:
         self._num_routers += more
         self.update(routers=self._num_routers)

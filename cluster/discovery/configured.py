@@ -63,7 +63,8 @@ async def found_workers(config: ClusterConfig, transport: Transport) -> FoundWor
                 stub = await channel.stub()
                 description = await stub.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
                 channel.check_name(description.name)
-                check_description(description, role=endpoint.role, model=config.model.name)
+                transport.check_role(description, endpoint.role)
+                check_description(description, config.model.name)
             except grpc.aio.AioRpcError as error:
                 return f"its agent cannot be reached: {error.code().name.lower()}"
             except DescriptionRefused as error:

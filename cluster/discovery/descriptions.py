@@ -8,8 +8,6 @@ from cluster.control import control_pb2 as pb
 from cluster.errors import DescriptionRefused
 from process.addresses import host_and_port
 
-ROLES = {pb.ROLE_PREFILL: "prefill", pb.ROLE_DECODE: "decode", pb.ROLE_UNIFIED: "unified"}
-
 _NAME = re.compile(NAME_PATTERN)
 _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
 _KEY = re.compile(r"[A-Za-z0-9._~+/=-]{0,256}")  # it becomes part of a header
@@ -17,18 +15,15 @@ _MAX_LABEL = 253  # characters of a domain or an agent's id
 _MAX_SHOWN = 80
 
 
-def check_description(description: pb.WorkerDescription, *, role: str, model: str) -> None:
-    """Raise DescriptionRefused, with the reason, for a worker that a source of `role` must not provide."""
+def check_description(description: pb.WorkerDescription, model: str) -> None:
+    """Raise DescriptionRefused, with the reason, for a worker that a source must not provide."""
     if not _NAME.fullmatch(description.name):
         raise DescriptionRefused(
             f"its name is {_shown(description.name)}; a name has up to 63 letters, digits, dots, dashes and underscores"
         )
-    found = ROLES.get(description.role, "unknown")
-    if found != role:
-        raise DescriptionRefused(f"its role is {found}, where {role} workers are looked for")
     check_model(description, model)
     _check_url(description.engine_url)
-    if role == "prefill":
+    if description.role == pb.ROLE_PREFILL:
         if not _HOST.fullmatch(description.kv_host):
             raise DescriptionRefused(f"its kv_host is {_shown(description.kv_host)}, which is no host")
         if not 1 <= description.kv_bootstrap_port <= 65535:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
 from cluster.control import control_pb2 as pb
+from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.descriptions import check_description, check_model
 from cluster.discovery.source import Endpoint, WorkerSource, keep_following
 from cluster.errors import DescriptionRefused
@@ -90,11 +91,19 @@ class Roster(Generic[F]):
     """Keeps a follower for each endpoint of the sources."""
 
     def __init__(
-        self, sources: Sequence[WorkerSource], owner: Owner[F], *, model: str, max_workers: int, forget_after_s: float
+        self,
+        sources: Sequence[WorkerSource],
+        owner: Owner[F],
+        *,
+        model: str,
+        max_workers: int,
+        forget_after_s: float,
+        transport: Transport = PLAIN,
     ) -> None:
         self._sources = sources
         self._owner = owner
         self._model = model
+        self._transport = transport
         self._max_workers = max_workers
         self._forget_after_s = forget_after_s
         self._contacts: dict[Endpoint, Contact] = {}
@@ -218,11 +227,12 @@ class Roster(Generic[F]):
             self._owner.changed()
 
     def _check(self, contact: Contact, description: pb.WorkerDescription) -> None:
-        """Raise DescriptionRefused. The name, role and address of a worker in cluster.yaml are those given there."""
+        """Raise DescriptionRefused. The name and address of a worker in cluster.yaml are those given there."""
+        self._transport.check_role(description, contact.endpoint.role)
         if contact.is_listed:
             check_model(description, self._model)
             return
-        check_description(description, role=contact.endpoint.role, model=self._model)
+        check_description(description, self._model)
         listed = self._members.get(description.name)
         if listed is not None and listed.is_listed:
             raise DescriptionRefused(

@@ -24,7 +24,7 @@ def with_ports(config: ClusterConfig) -> ClusterConfig:
 
         workers = {}
         for name, worker in config.workers.items():
-            fields = _PORT_FIELDS + (("bootstrap_port",) if config.may_be(worker, "prefill") else ())
+            fields = _PORT_FIELDS + (("bootstrap_port",) if config.may_be(worker.role, "prefill") else ())
             chosen: dict[str, Any] = {field: free_port(worker.host) for field in fields if getattr(worker, field) == 0}
             workers[name] = worker.model_copy(update=chosen)
         router = config.router

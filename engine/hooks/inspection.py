@@ -34,7 +34,7 @@ def report_scheduler(result, scheduler):
     check_role(role, scheduler.tree_cache, ResolvedSettings(), switches=switches)
     own = report()
     own.process = f"scheduler-{_rank()}"
-    own.role = role
+    own.role, own.kv_end_s = role, role_change.end_s
     own.lora_enabled = manager is not None
     own.num_adapters = len(manager.loras) if manager is not None else 0
     own.adapter_tensors = count_adapter_tensors(runner)

@@ -22,6 +22,7 @@ class ProcessReport:
     lora_enabled: bool | None = None
     role: str | None = None  # of a scheduler
     num_adapters: int | None = None  # loaded when it began that role
+    kv_end_s: float | None = None  # that its KV manager of the role before took to end
 
     def write(self) -> None:
         """Publish."""

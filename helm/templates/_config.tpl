@@ -13,6 +13,7 @@
 {{- if .role -}}
 {{- /* What workers do not read must not restart them. */ -}}
 {{- $config = omit $config "router" "adapters" "role_changes" -}}
+{{- if include "prelude.switches" . -}}{{- $_ := set $config "role_changes" "manual" -}}{{- end -}}
 {{- if $v.allowPlainText -}}{{- $_ := set $config "router" (dict "insecure" true) -}}{{- end -}}
 {{- else -}}
 {{- if $v.allowPlainText -}}{{- $_ := set $router "insecure" true -}}{{- end -}}
@@ -33,7 +34,7 @@
 {{- end -}}
 {{- $discovery := default dict $config.discovery -}}
 {{- range $each := keys (include "prelude.pools" $root | fromJson) | sortAlpha -}}
-{{- $ports := index $v.ports $each -}}
+{{- $ports := include "prelude.workerPorts" (dict "root" $root "role" $each) | fromJson -}}
 {{- $found := dict "dns" (printf "%s-%s.%s.svc.%s" (include "prelude.fullname" $root) $each $root.Release.Namespace $v.clusterDomain) "control_port" (int $ports.control) -}}
 {{- if eq $each (default "" $.role) -}}
 {{- $worker := dict "metrics_port" (int $ports.metrics) "engine_port" (int $ports.engine) "tensor_parallel" (int $.settings.tensorParallel) "drain_timeout_s" (int $.settings.drainSeconds) -}}
@@ -70,7 +71,7 @@
 
 {{/* MiB of a worker's /dev/shm: what its adapters may take, if its role has any, and room for its engine. */}}
 {{- define "prelude.sharedMemoryMiB" -}}
-{{- $adapters := ternary 0 (div (add (int64 .root.Values.cluster.residency.host_bytes) 1048575) 1048576) (eq .role "decode") -}}
+{{- $adapters := ternary (div (add (int64 .root.Values.cluster.residency.host_bytes) 1048575) 1048576) 0 (eq (include "prelude.holdsAdapters" .) "true") -}}
 {{- add $adapters (mul (int64 .settings.sharedMemoryGiB) 1024) -}}
 {{- end -}}
 

@@ -57,6 +57,22 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- toJson $found -}}
 {{- end -}}
 
+{{/* "true" if workers of the role become those of the other role of a pair. Takes root and role. */}}
+{{- define "prelude.switches" -}}
+{{- if and (ne .role "unified") (has .root.Values.cluster.role_changes (list "manual" "auto")) }}true{{ end -}}
+{{- end -}}
+
+{{/* "true" if workers of the role load adapters, if only after a change of role. Takes root and role. */}}
+{{- define "prelude.holdsAdapters" -}}
+{{- if or (ne .role "decode") (include "prelude.switches" .) }}true{{ end -}}
+{{- end -}}
+
+{{/* The ports that workers of a role open, as JSON. Takes root and role. */}}
+{{- define "prelude.workerPorts" -}}
+{{- $ports := index .root.Values.ports .role -}}
+{{- ternary $ports (omit $ports "bootstrap") (eq (include "prelude.holdsAdapters" .) "true") | toJson -}}
+{{- end -}}
+
 {{/* The names that a map has as NAME: true, as JSON. */}}
 {{- define "prelude.chosen" -}}
 {{- $names := list -}}

@@ -86,7 +86,7 @@ def check_identity(files: CertificateFiles, found: Checked, role: str, name: str
             "certificate",
             files.certificate,
             f"is the certificate of {found.identity}, and this is {role} {name or ''}".rstrip()
-            + "; give each process its own (`prelude certs issue` makes them)",
+            + "; give each process its own (`prelude certs issue NAME` makes one)",
         )
     if found.identity.dns not in _dns_names(_certificates("certificate", files.certificate)[0]):
         raise CertificateError(

@@ -7,12 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROUTER, OPERATOR, TRAINER = "router", "operator", "trainer"
-WORKER_ROLES = ("prefill", "decode", "unified")
+PAIR_ROLES = ("prefill", "decode")
+SWITCHING = "switching"  # of workers that are prefill and decode workers in turns
+WORKER_ROLES = (*PAIR_ROLES, SWITCHING, "unified")
 ROLES = (ROUTER, *WORKER_ROLES, OPERATOR, TRAINER)
 TRUST_DOMAIN = "prelude.local"  # of `prelude certs`, where no other is asked for
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 _URI = re.compile(rf"spiffe://(?P<domain>[a-z0-9][a-z0-9._-]{{0,254}})/(?P<role>{'|'.join(ROLES)})/(?P<name>{_NAME})")
+
+
+def certified_role(role: str, roles_change: bool) -> str:
+    """The role in the certificate of a worker. With `role_changes`, one certificate is for both roles of a pair."""
+    return SWITCHING if roles_change and role in PAIR_ROLES else role
 
 
 @dataclass(frozen=True, slots=True)

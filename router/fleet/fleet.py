@@ -58,6 +58,7 @@ class Fleet:
             model=model,
             max_workers=discovery.max_workers,
             forget_after_s=discovery.forget_after_s,
+            transport=transport,
         )
 
     @asynccontextmanager

@@ -11,8 +11,8 @@ import grpc
 from adapters.library import PackedAdapter
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
-from cluster.control.transport import MISSED_HEARTBEATS, PLAIN, AgentChannel, Transport, next_state
-from cluster.discovery.descriptions import ROLES, metrics_address
+from cluster.control.transport import MISSED_HEARTBEATS, PLAIN, ROLES, AgentChannel, Transport, next_state
+from cluster.discovery.descriptions import metrics_address
 from cluster.discovery.roster import Contact
 from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
 from process.exhaustion import is_exhaustion_text
@@ -192,14 +192,10 @@ class WorkerLink:
         assert self._stub is not None
         described = await self._stub.Describe(control.DescribeRequest(), timeout=self._connect_timeout_s)
         self._channel.check_name(described.name)
-        role = ROLES.get(described.role, "unknown")
-        if self.contact.is_listed and role != self.view.role:
-            fields = {"worker": self.view.name, "role": role, "before": self.view.role}
-            log.warning("worker has another role than before, or than in cluster.yaml", extra={"fields": fields})
         self.view = replace(
             self.view,
             name=self.contact.endpoint.name or described.name,
-            role=role,
+            role=ROLES.get(described.role, "unknown"),
             engine_url=described.engine_url.rstrip("/"),
             engine_key=described.engine_key,
             kv_host=described.kv_host,

@@ -75,6 +75,13 @@ class Network:
                 ports = {port["name"]: port["containerPort"] for port in each.get("ports", ())}
                 self.ports.setdefault(labels["app.kubernetes.io/component"], {}).update(ports)
         self.values = scenario_values(scenario)
+        self.switches = self.values["cluster"].get("role_changes") in ("manual", "auto")
+
+    def peers(self, role: str) -> tuple[str, ...]:
+        """The roles of the pools whose workers may be the other ends of KV transfers."""
+        if role not in PEERS:
+            return ()
+        return tuple(PEERS) if self.switches else (PEERS[role],)
 
     def _side(
         self, direction: str, side: str, pod: str, who: Labels, elsewhere: dict[str, str] | None, port: int
@@ -113,15 +120,15 @@ def expected_flows(network: Network) -> set[tuple[str, str, str]]:
     flows = set()
     callers = set().union(*CALLERS.values())
     for role in network.roles:
-        peer = PEERS.get(role)
+        peers = network.peers(role)
         for caller in callers:
-            if caller not in PEERS or caller == peer:
+            if caller not in PEERS or caller in peers:
                 flows.add((component_of(caller), role, "control"))
-        for reader in ENGINE_KEY_READERS:
-            if reader not in PEERS or reader == peer:
+        for reader in ENGINE_KEY_READERS | set(peers if network.switches else ()):
+            if reader not in PEERS or reader in peers:
                 flows.add((reader, role, "engine"))
-        if role == "prefill":
-            flows.add(("decode", role, "bootstrap"))
+        if role == "prefill" or (role == "decode" and network.switches):
+            flows |= {(peer, role, "bootstrap") for peer in peers}
     flows |= {("test", "router", "http"), ("trainer", "router", "http")}
     flows |= {(caller, "trainer", "http") for caller in ("router", "toolbox")}
     return {flow for flow in flows if {*flow[:2]} <= network.labels.keys()}
@@ -156,8 +163,8 @@ def test_kv_ports_are_those_that_are_chosen_at_start(scenario: str):
     for port in chosen:
         assert network.allows("prefill", "decode", port)
         assert network.allows("decode", "prefill", port)
-        for other in ("router", "decode"):
-            assert not network.allows(other, "decode", port)
+        assert not network.allows("router", "decode", port)
+        assert network.allows("decode", "decode", port) == network.switches
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -195,7 +202,8 @@ def test_what_reaches_the_outside(scenario: str):
     has_database = "existingSecret" in network.values["catalog"]
     for component in network.labels:
         reads_catalog = component in ("router", "toolbox", "migrate") and has_database
-        reads_store = component in ("router", "toolbox", "prefill", "unified") and is_s3
+        readers = {"router", "toolbox", "prefill", "unified"} | ({"decode"} if network.switches else set())
+        reads_store = component in readers and is_s3
         assert network.lets_out(component, *database) == reads_catalog, component
         assert network.lets_out(component, *store) == reads_store, component
         assert not network.lets_out(component, "192.0.2.1", 80), component

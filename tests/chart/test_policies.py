@@ -138,7 +138,7 @@ class TestObjects:
                     assert volume["configMap"]["name"] in maps, name
             mounted = {each["name"] for part in containers(spec) for each in part["volumeMounts"]}
             volumes = {each["name"] for each in spec["volumes"]}
-            if name.endswith("prefill-main") and name.startswith("StatefulSet") and scenario == "rdma-2p6d":
+            if name.startswith("StatefulSet") and scenario in ("rdma-2p6d", "role-changes"):
                 volumes.add("cache")  # a claim of each pod
             assert mounted == volumes, name
 

@@ -32,7 +32,7 @@ from cluster.config.certificates import cluster_files
 from cluster.config.schema import CATALOG_VARIABLE, ClusterConfig
 from cluster.config.workers import WorkerConfig
 from cluster.integrity import KEY_VARIABLE
-from process.certificates.identity import TRAINER, Identity
+from process.certificates.identity import TRAINER, Identity, certified_role
 
 pytestmark = needs_helm
 GIB = 1024**3
@@ -53,6 +53,10 @@ def config_of(objects: list[Object], spec: dict[str, Any], folder: Path) -> Clus
     return config_in(objects, volume["configMap"]["name"], folder)
 
 
+def holds_adapters(config: ClusterConfig, worker: WorkerConfig) -> bool:
+    return config.may_be(worker.role, "prefill", "unified")
+
+
 def workers_of(
     scenario: str, folder: Path
 ) -> Iterator[tuple[dict[str, Any], dict[str, str], ClusterConfig, WorkerConfig]]:
@@ -71,10 +75,12 @@ def workers_of(
 @pytest.mark.parametrize("scenario", SCENARIOS)
 class TestWorkers:
     def test_ports_are_those_that_the_process_opens(self, scenario: str, tmp_path: Path):
-        for spec, labels, _, worker in workers_of(scenario, tmp_path):
+        for spec, labels, config, worker in workers_of(scenario, tmp_path):
             opened = {"control": worker.control_port, "metrics": worker.metrics_port, "engine": worker.engine_port}
-            if worker.role == "prefill":
+            if config.may_be(worker.role, "prefill"):
                 opened["bootstrap"] = worker.bootstrap_port
+            else:
+                assert worker.bootstrap_port == 0
             declared = {each["name"]: each["containerPort"] for each in container(spec)["ports"]}
             assert declared == opened
             assert 0 not in opened.values()  # chosen at start, where no policy could follow
@@ -112,7 +118,7 @@ class TestWorkers:
             (shared,) = [each["emptyDir"] for each in spec["volumes"] if each["name"] == "shared-memory"]
             assert shared["medium"] == "Memory"
             size = int(shared["sizeLimit"].removesuffix("Mi")) * 1024**2
-            budget = config.residency.host_bytes if worker.holds_adapters else 0
+            budget = config.residency.host_bytes if holds_adapters(config, worker) else 0
             assert budget + GIB <= size <= budget + 16 * GIB
             resources = container(spec)["resources"]
             assert resources["limits"]["memory"] == resources["requests"]["memory"]
@@ -124,7 +130,7 @@ class TestWorkers:
             workers_of(scenario, tmp_path), workloads(scenario), strict=True
         ):
             mounts = {each["name"]: each["mountPath"] for each in container(spec)["volumeMounts"]}
-            if not worker.holds_adapters:
+            if not holds_adapters(config, worker):
                 assert "cache" not in mounts
                 continue
             assert mounts["cache"] == str(config.residency.disk_directory)
@@ -160,7 +166,8 @@ class TestWorkers:
                 for name, value in volume["csi"]["volumeAttributes"].items()
             }
             identity = Identity.parse(attributes["uri-sans"])
-            assert (identity.role, identity.name) == (worker.role, "pod-0")
+            assert identity.role == certified_role(worker.role, config.roles_may_change)
+            assert identity.name == "pod-0"
             assert attributes["dns-names"] == identity.dns
             assert {"server auth", "client auth"} <= set(attributes["key-usages"].split(","))
             # The names that the driver gives files unless it is told others.
@@ -168,10 +175,11 @@ class TestWorkers:
 
     def test_workers_read_the_store_only(self, scenario: str, tmp_path: Path):
         values = scenario_values(scenario)["store"]
-        for spec, _, _, worker in workers_of(scenario, tmp_path):
+        for spec, _, config, worker in workers_of(scenario, tmp_path):
             found = container(spec)
             secrets = [each["secretRef"]["name"] for each in found.get("envFrom", ())]
-            expected = [values["readOnlySecret"]] if "readOnlySecret" in values and worker.holds_adapters else []
+            is_given = "readOnlySecret" in values and holds_adapters(config, worker)
+            expected = [values["readOnlySecret"]] if is_given else []
             assert secrets == expected
             assert not {each["name"] for each in found["env"]} & {CATALOG_VARIABLE, KEY_VARIABLE}
             for mount in found["volumeMounts"]:
@@ -348,8 +356,8 @@ class TestTrainer:
 
 
 def test_a_change_restarts_those_who_read_it_and_nobody_else():
-    def templates(change: dict[str, Any]) -> dict[str, Any]:
-        objects = of_kind(changed("h100-node", change), "Deployment", "StatefulSet")
+    def templates(change: dict[str, Any], scenario: str = "h100-node") -> dict[str, Any]:
+        objects = of_kind(changed(scenario, change), "Deployment", "StatefulSet")
         return {each["metadata"]["name"].removeprefix(f"{FULLNAME}-"): each["spec"]["template"] for each in objects}
 
     before, key = (
@@ -362,6 +370,9 @@ def test_a_change_restarts_those_who_read_it_and_nobody_else():
     ):
         after = templates(change)
         assert {name for name in before if before[name] != after[name]} == readers
+    manual = templates({"cluster": {"role_changes": "manual"}}, "role-changes")  # routers decide no more
+    decided = templates({}, "role-changes")
+    assert {name for name in manual if manual[name] != decided[name]} == {"router", "toolbox"}
 
 
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if "toolbox" in scenario_values(each)])

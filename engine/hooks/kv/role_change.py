@@ -6,6 +6,7 @@ for the new role. Its manager for NIXL has no end, and engines that exchange KV 
 
 import functools
 import threading
+import time
 from typing import Any
 
 _END_S = 10.0  # for a thread or a socket
@@ -13,6 +14,7 @@ _FAREWELL_MS = 2000  # to reach an engine
 _FAREWELL = b"PRELUDE_FAREWELL"
 
 threads: list[threading.Thread] = []  # of the KV manager that is there now
+end_s: float | None = None  # that the one before it took to end
 
 
 def begin_role(scheduler, lora_manager) -> str:
@@ -54,6 +56,8 @@ class _NoMoreChunks:
 
 def _end(manager) -> None:
     """End an idle KV manager: its threads, its sockets, and NIXL's agent with the memory that it has registered."""
+    global end_s
+    began = time.monotonic()
     farewell = [_FAREWELL, manager.local_ip.encode(), b"%d" % manager.rank_port, manager.agent.name.encode()]
     for ip, port in _partners(manager):
         socket = socket_to(ip, port)
@@ -78,6 +82,7 @@ def _end(manager) -> None:
     for registered in (*manager.kv_descs, manager.aux_descs, *filter(None, [getattr(manager, "state_descs", None)])):
         manager.agent.deregister_memory(registered)
     manager.agent = None
+    end_s = time.monotonic() - began
 
 
 def _join(thread: threading.Thread) -> None:

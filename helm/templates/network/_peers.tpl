@@ -1,10 +1,16 @@
 {{/* Ports of a pair's worker for the other one. A prefill agent sends warm-up requests to decode engines; decode engines
-ask a prefill engine's bootstrap server for KV. */}}
+ask a prefill engine's bootstrap server for KV. Takes root and to, its role. */}}
 {{- define "prelude.peerPorts" -}}
-{{- $ports := index .values.ports .to -}}
+{{- $ports := index .root.Values.ports .to -}}
+{{- $switches := include "prelude.switches" (dict "root" .root "role" .to) -}}
 - {port: {{ $ports.control }}, protocol: TCP}
-- {port: {{ ternary $ports.bootstrap $ports.engine (eq .to "prefill") }}, protocol: TCP}
-{{ include "prelude.kvPorts" . }}
+{{- if or $switches (eq .to "prefill") }}
+- {port: {{ $ports.bootstrap }}, protocol: TCP}
+{{- end }}
+{{- if or $switches (eq .to "decode") }}
+- {port: {{ $ports.engine }}, protocol: TCP}
+{{- end }}
+- {port: {{ .root.Values.ports.kv.first }}, endPort: {{ .root.Values.ports.kv.last }}, protocol: TCP}  # engines choose
 {{- end -}}
 
 {{/* The pods of a role, and the nodes of those of its pools that have hostNetwork. Takes root and role. */}}
@@ -19,9 +25,4 @@ ask a prefill engine's bootstrap server for KV. */}}
 - ipBlock: {cidr: {{ . | quote }}}
 {{- end }}
 {{- end }}
-{{- end -}}
-
-{{/* Ports that engines choose. Takes values. */}}
-{{- define "prelude.kvPorts" -}}
-- {port: {{ .values.ports.kv.first }}, endPort: {{ .values.ports.kv.last }}, protocol: TCP}
 {{- end -}}

@@ -5,12 +5,14 @@
 {{- $pool := .pool }}
 {{- $settings := .settings }}
 {{- $name := include "prelude.poolName" (dict "root" $root "role" $role "pool" $pool) }}
-{{- $ports := index $root.Values.ports $role }}
+{{- $ports := include "prelude.workerPorts" (dict "root" $root "role" $role) | fromJson }}
+{{- $certified := ternary "switching" $role (eq (include "prelude.switches" (dict "root" $root "role" $role)) "true") }}
 {{- $engine := merge (deepCopy $settings.engine) (default dict $root.Values.cluster.engine) }}
 {{- $sharedMiB := include "prelude.sharedMemoryMiB" (dict "root" $root "role" $role "settings" $settings) | int64 }}
 {{- $memory := printf "%dMi" (add $sharedMiB (mul (int64 $settings.memoryGiB) 1024)) }}
 {{- $diskGiB := include "prelude.diskGiB" $root }}
-{{- $holdsAdapters := ne $role "decode" }}
+{{- $holdsAdapters := include "prelude.holdsAdapters" (dict "root" $root "role" $role) }}
+{{- $hasClaim := and (ne $role "decode") $settings.diskCache.persistent }}
 metadata:
   labels:
     {{- with $settings.podLabels }}
@@ -86,7 +88,7 @@ spec:
         requests:
           cpu: {{ $settings.cpu | quote }}
           memory: {{ $memory }}
-          ephemeral-storage: {{ if and $holdsAdapters (not $settings.diskCache.persistent) }}{{ $diskGiB }}Gi{{ else }}1Gi{{ end }}
+          ephemeral-storage: {{ if and $holdsAdapters (not $hasClaim) }}{{ $diskGiB }}Gi{{ else }}1Gi{{ end }}
         limits:
           memory: {{ $memory }}  # shared memory counts
           {{- if eq (default "cpu" $engine.device) "cuda" }}
@@ -109,11 +111,11 @@ spec:
         {{- end }}
         {{- end }}
   volumes:
-    {{- include "prelude.volumes" (dict "root" $root "configMap" $name "process" $role "certificateName" "${POD_NAME}" "tlsSecret" $settings.tlsSecret "tmpSize" $settings.tmpSize) | nindent 4 }}
+    {{- include "prelude.volumes" (dict "root" $root "configMap" $name "process" $certified "certificateName" "${POD_NAME}" "tlsSecret" $settings.tlsSecret "tmpSize" $settings.tmpSize) | nindent 4 }}
     - name: shared-memory
       emptyDir: {medium: Memory, sizeLimit: {{ $sharedMiB }}Mi}
     {{- if $holdsAdapters }}
-    {{- if not $settings.diskCache.persistent }}
+    {{- if not $hasClaim }}
     - name: cache
       emptyDir: {sizeLimit: {{ $diskGiB }}Gi}
     {{- end }}

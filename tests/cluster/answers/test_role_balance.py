@@ -1,4 +1,7 @@
-"""A load of real engines turns from answers to prompts: the router changes roles, and every answer is right."""
+"""A load of real engines turns from answers to prompts: the router changes roles, and every answer is right.
+
+With mutual TLS, so that the router proves that it may ask for a change.
+"""
 
 import asyncio
 import itertools
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.clusters.certificates import of_changing_workers
 from support.clusters.running_cluster import ENGINE, RunningCluster, running_cluster, sum_of
 from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
 
@@ -55,7 +59,13 @@ def roles(cluster: RunningCluster) -> list[int]:
 def test_roles_follow_a_load_that_turns(tmp_path: Path, model_dir: Path, adapters: dict[str, Path]) -> None:
     some = {"a0": adapters["a0"]}
     engine = {**ENGINE, "max_running_requests": 8}
-    sections = {"workers": WORKERS, "engine": engine, "role_changes": "auto"}
+    names = [f"{name}-{number}" for name in WORKERS for number in range(2)]
+    sections = {
+        "workers": WORKERS,
+        "engine": engine,
+        "role_changes": "auto",
+        "tls": of_changing_workers(tmp_path, names),
+    }
     with running_cluster(tmp_path, model_dir, some, **sections) as cluster:
         for name in ("a", "b"):
             (tmp_path / name).mkdir()

@@ -1,15 +1,22 @@
-"""Workers of a cluster become prefill and decode workers in turns, under load: no request is lost or wrong."""
+"""Workers of a cluster become prefill and decode workers in turns, under load: no request is lost or wrong.
+
+With mutual TLS between all, so that a worker proves in each role that it may have it. Engines listen beyond loopback,
+where this host has an address, so that TLS is theirs, too.
+"""
 
 import asyncio
 import itertools
+import json
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.certificates import of_changing_workers
+from support.clusters.running_cluster import RunningCluster, own_address, running_cluster
 from support.engines.parity import Case, check_tokens, completion_body, random_prompts, reference_cases
 from support.engines.running_engine import START_TIMEOUT_S
 
@@ -20,13 +27,25 @@ pytestmark = pytest.mark.timeout(1800)
 
 WORKERS = {"prefill-0": {"role": "prefill"}, "prefill-1": {"role": "prefill"}, "decode-0": {"role": "decode"}}
 
+# Of a change; that of the KV manager is within the switch of the engine.
+PARTS = (
+    "agent_replaced_s",
+    "adapters_unloaded_s",
+    "engine_switched_s",
+    "kv_manager_ended_s",
+    "agent_started_s",
+    "warmed_up_s",
+)
+
 
 @pytest.fixture(scope="module")
 def changing(tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> Iterator[RunningCluster]:
     few = {name: adapters[name] for name in ("a0", "reft")}
     router = {"port": 0, "debug_header": True}
-    root = tmp_path_factory.mktemp("changing")
-    with running_cluster(root, model_dir, few, workers=WORKERS, role_changes="manual", router=router) as running:
+    root, host = tmp_path_factory.mktemp("changing"), own_address() or "127.0.0.1"
+    workers = {name: {**worker, "host": host} for name, worker in WORKERS.items()}
+    sections = {"workers": workers, "role_changes": "manual", "tls": of_changing_workers(root, workers)}
+    with running_cluster(root, model_dir, few, router=router, **sections) as running:
         yield running
 
 
@@ -90,6 +109,10 @@ def role_of(cluster: RunningCluster, name: str) -> str:
     return pb.Role.Name(cluster.describe(name).role).removeprefix("ROLE_").lower()
 
 
+def log_lines(cluster: RunningCluster, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (cluster.logs / f"{name}.log").read_text().splitlines() if line[:1] == "{"]
+
+
 def change(cluster: RunningCluster, name: str, role: str) -> None:
     with cluster.control(name) as control:
         control.ChangeRole(pb.ChangeRoleRequest(role=f"ROLE_{role.upper()}", deadline_s=60), timeout=70)
@@ -98,6 +121,12 @@ def change(cluster: RunningCluster, name: str, role: str) -> None:
 def test_requests_go_on_over_changes(changing: RunningCluster, cases: list[Case]) -> None:
     asyncio.run(change_roles(changing, cases, 4))
     changing.check_no_engine_ended()
+    changes = [line for name in WORKERS for line in log_lines(changing, name) if line["message"] == "role changed"]
+    assert len(changes) == 4
+    for each in changes:
+        seconds = {part: each[part] for part in PARTS}
+        print(each["process"], each["role"], seconds)
+        assert 0 < seconds["kv_manager_ended_s"] < seconds["engine_switched_s"]
     for name in WORKERS:
         reports = read_reports(Path(changing.engine(name).environ()[REPORT_DIR_VARIABLE]))
         [report] = [each for each in reports if each.process == "scheduler-0"]

@@ -4,6 +4,7 @@ Each pod has an address of loopback, and a DNS server has the records of the hea
 """
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -24,9 +25,9 @@ DRAIN_S = 150.0
 KV = range(32768, 65536)  # ports.kv of helm/values.yaml
 
 
-async def _run(folder: Path) -> None:
+async def _run(folder: Path, role_changes: str | bool) -> None:
     async with dns_server() as dns:
-        objects = await asyncio.to_thread(render, values_for(dns))
+        objects = await asyncio.to_thread(render, values_for(dns, role_changes))
         await asyncio.to_thread(make_toy, folder / "models" / "demo")
         processes = {}
         try:
@@ -36,12 +37,17 @@ async def _run(folder: Path) -> None:
             for component, process in processes.items():
                 found = {port for port in listening(process.pid, ADDRESSES[component]) if port not in KV}
                 opened = set(PORTS[component].values())  # by the network policies
+                if component == "decode" and not role_changes:
+                    opened.remove(PORTS[component]["bootstrap"])
                 assert opened <= found, component
                 # An engine's ranks meet at a port of their own, of a random number, which no policy opens.
                 assert len(found - opened) == (component != "router"), component
-            tested = await asyncio.to_thread(request_an_adapter)
-            assert tested.returncode == 0, tested.stderr
-            assert tested.stdout.startswith("a0 sha256:")
+            for turn in range(2 if role_changes else 1):
+                if turn:
+                    await asyncio.to_thread(exchange_roles, folder / "router")
+                tested = await asyncio.to_thread(request_an_adapter)
+                assert tested.returncode == 0, tested.stderr
+                assert tested.stdout.startswith("a0 sha256:")
             for process in processes.values():
                 process.send_signal(signal.SIGTERM)
             codes = [await asyncio.to_thread(each.wait, DRAIN_S) for each in processes.values()]
@@ -54,8 +60,26 @@ async def _run(folder: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_pods_serve_an_adapter(tmp_path: Path):
-    asyncio.run(_run(tmp_path))
+@pytest.mark.parametrize("role_changes", [False, "manual"])
+def test_pods_serve_an_adapter(tmp_path: Path, role_changes: str | bool):
+    asyncio.run(_run(tmp_path, role_changes))
+
+
+def exchange_roles(router: Path) -> None:
+    """As an operator does in the toolbox, whose cluster.yaml is the routers': each pod gets the other pool's role."""
+    command = [sys.executable, "-m", "cli.main", "workers"]
+    place = ["--config", str(router / "cluster.yaml")]
+    pods = {"r-prelude-prefill-main-0": "decode", "r-prelude-decode-main-0": "prefill"}
+    changes = [  # at once: neither is ready without the other
+        subprocess.Popen([*command, "set-role", role, pod, "--even-last", *place], cwd=ROOT)
+        for pod, role in pods.items()
+    ]
+    assert [change.wait(DRAIN_S) for change in changes] == [0, 0]
+    listed = subprocess.run([*command, "list", "--json", *place], cwd=ROOT, capture_output=True, check=True)
+    workers = json.loads(listed.stdout)["workers"]
+    assert {name: (each["role"], each["state"]) for name, each in workers.items()} == {
+        name: (role, "ready") for name, role in pods.items()
+    }
 
 
 def start(component: str, spec: dict[str, Any], objects: list[Object], folder: Path) -> subprocess.Popen[bytes]:

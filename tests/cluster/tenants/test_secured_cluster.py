@@ -1,6 +1,5 @@
 """A pair of real engines beyond loopback, with TLS everywhere: clients, control, engines, and KV ports for peers."""
 
-import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,20 +8,11 @@ import httpx
 import psutil
 import pytest
 from support.clusters.certificates import authority, issued
-from support.clusters.running_cluster import RunningCluster, running_cluster
+from support.clusters.running_cluster import RunningCluster, own_address, running_cluster
 
 pytestmark = pytest.mark.long
 
 REQUEST = {"model": "demo", "prompt": "The sea", "max_tokens": 8, "ignore_eos": True, "temperature": 0}
-
-
-def own_address() -> str | None:
-    """An address of this host that others could reach."""
-    for addresses in psutil.net_if_addrs().values():
-        for each in addresses:
-            if each.family is socket.AF_INET and not each.address.startswith("127."):
-                return each.address
-    return None
 
 
 @pytest.fixture(scope="module")

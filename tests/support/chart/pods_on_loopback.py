@@ -13,16 +13,16 @@ READY_S = 400.0
 PORTS = {
     "router": {"http": 18800, "admin": 18801},
     "prefill": {"control": 19900, "metrics": 19901, "engine": 19902, "bootstrap": 19903},
-    "decode": {"control": 19910, "metrics": 19911, "engine": 19912},
+    "decode": {"control": 19910, "metrics": 19911, "engine": 19912, "bootstrap": 19913},
 }
 
 
-def values_for(dns: DnsServer) -> dict[str, Any]:
+def values_for(dns: DnsServer, role_changes: str | bool = False) -> dict[str, Any]:
     for role in ("prefill", "decode"):
         dns.set_addresses(f"r-prelude-{role}.ns.svc.cluster.local", [ADDRESSES[role]])
     discovery = {"nameservers": [f"127.0.0.1:{dns.port}"], "interval_s": 1}
     service = {"service": {"port": PORTS["router"]["http"]}}  # which nothing forwards here
-    changes = {"cluster": {"discovery": discovery}, "ports": PORTS, "router": service}
+    changes = {"cluster": {"discovery": discovery, "role_changes": role_changes}, "ports": PORTS, "router": service}
     return merged(scenario_values("cpu-demo"), changes)
 
 

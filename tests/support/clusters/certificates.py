@@ -1,6 +1,7 @@
 """Real certificates of a small authority, for tests with real sockets."""
 
 import datetime as dt
+from collections.abc import Iterable
 from pathlib import Path
 
 from process.certificates.authority import Authority
@@ -31,6 +32,16 @@ def issued(
     start = dt.datetime.now(dt.UTC) - ago
     certificate, key = by.issue(identity, days=days, stem=stem or f"{role}-{name}", hosts=hosts, valid_from=start)
     return CertificateFiles(certificate, key, ca or by.certificate)
+
+
+def of_changing_workers(root: Path, workers: Iterable[str]) -> dict[str, str]:
+    """Certificates in a folder of `root`, for a cluster in which these change their roles; its section `tls`."""
+    by = authority(root / "certs")
+    for name in ("router", "operator"):
+        issued(by, name, name, stem=name)
+    for name in workers:
+        issued(by, "switching", name, stem=name)
+    return {"ca": "certs/ca.crt", "certificate": "certs/{name}.crt", "key": "certs/{name}.key"}
 
 
 def expired(by: Authority, name: str) -> CertificateFiles:

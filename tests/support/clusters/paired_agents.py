@@ -64,13 +64,14 @@ class Engine:
 
 
 class Peer(WorkerControlServicer):
-    """The agent of a peer whose engine is up."""
+    """The agent of a peer whose engine is up: of a prefill worker if its name begins with p, else a decode worker."""
 
     def __init__(self, name: str, engine_url: str = "", host: str = "127.0.0.1", port: int = 0) -> None:
         self.host, self.address = host, f"{host}:{port}"  # where it listens unless the agent's cluster.yaml lists it
         self.hub = WorkerStateHub()
         self.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation=f"{name}-1")
-        self.description = pb.WorkerDescription(name=name, model="demo", engine_url=engine_url)
+        role = pb.ROLE_PREFILL if name.startswith("p") else pb.ROLE_DECODE
+        self.description = pb.WorkerDescription(name=name, role=role, model="demo", engine_url=engine_url)
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
         return self.description

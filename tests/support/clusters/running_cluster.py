@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -117,9 +118,17 @@ class RunningCluster:
 
     @contextlib.contextmanager
     def control(self, name: str) -> Iterator[WorkerControlStub]:
-        """An agent's control service, where there is no TLS."""
-        worker = self.config.workers[name]
-        with grpc.insecure_channel(f"{worker.host}:{worker.control_port}") as channel:
+        """An agent's control service, for an operator."""
+        worker, transport = self.config.workers[name], Transport.of(self.config, "operator")
+        address = f"{worker.host}:{worker.control_port}"
+        if transport.files is None or transport.identity is None:
+            connect = grpc.insecure_channel(address)
+        else:
+            certificate, key, ca = (path.read_bytes() for path in transport.files)
+            server = transport.identity.peer(transport.certified_role(worker.role), name).dns
+            options = (("grpc.ssl_target_name_override", server),)
+            connect = grpc.secure_channel(address, grpc.ssl_channel_credentials(ca, key, certificate), options)
+        with connect as channel:
             yield WorkerControlStub(channel)
 
     def worker_url(self, name: str) -> str:
@@ -153,6 +162,15 @@ class RunningCluster:
     def wait_idle(self, timeout_s: float) -> float:
         """Wait until no engine has a request, or KV of one; the seconds that took."""
         return wait_until(lambda: not any(map(any, self.loads().values())), timeout_s)
+
+
+def own_address() -> str | None:
+    """An address of this host that others could reach."""
+    for addresses in psutil.net_if_addrs().values():
+        for each in addresses:
+            if each.family is socket.AF_INET and not each.address.startswith("127."):
+                return each.address
+    return None
 
 
 def sum_of(metrics: str, series: str) -> float:

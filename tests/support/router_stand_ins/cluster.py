@@ -24,7 +24,7 @@ from support.router_stand_ins.worker import WorkerStandIn
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
 from cluster.config.schema import AdapterConfig, RoleChangeMode
-from cluster.control.transport import PLAIN, Transport
+from cluster.control.transport import Transport
 from cluster.discovery.source import StaticList, WorkerSource
 from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
 from process.certificates.files import CertificateFiles
@@ -245,7 +245,10 @@ async def running_cluster(
             admin=admin,
             sources=[StaticList({worker.name: (worker.role, worker.address) for worker in workers}), *sources],
             discovery=discovery,
-            transport=PLAIN if certificates is None else Transport(certificates("router", "router")),
+            transport=Transport(
+                None if certificates is None else certificates("router", "router"),
+                roles_change=role_changes in ("manual", "auto"),
+            ),
             max_engine_connections=max_engine_connections,
             random=_Zeros(),
             tracing=tracing,

@@ -171,6 +171,20 @@ class TestStart:
         assert "is the certificate of prefill prefill-0, and this is decode decode-0" in error
         assert "is the certificate of prefill prefill-0" in self.refused(config, capsys, "up")
 
+    def test_workers_that_change_their_role_need_certificates_for_both(
+        self, config: Path, capsys: pytest.CaptureFixture[str]
+    ):
+        made(config)
+        config.write_text(CLUSTER + "role_changes: manual\n")
+        error = self.refused(config, capsys, "decode-worker", "--name", "decode-0")
+        assert "is the certificate of decode decode-0, and this is switching decode-0" in error
+        certs(config, "issue", "prefill-0", "decode-0")
+        assert "spiffe://prelude.local/switching/decode-0" in capsys.readouterr().out
+        check_cluster(load_cluster_config(config))
+        config.write_text(CLUSTER + "role_changes: dry-run\n")
+        error = self.refused(config, capsys, "decode-worker", "--name", "decode-0")
+        assert "is the certificate of switching decode-0, and this is decode decode-0" in error
+
     def test_a_missing_file_and_no_certificate_at_all(self, config: Path, capsys: pytest.CaptureFixture[str]):
         certs(config, "init")
         assert "router.crt: cannot be read" in self.refused(config, capsys, "router")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from support.descriptors import no_descriptors
 from support.engines.engine_stand_in import engine_stand_in
 from support.routers.served_routes import served
 
+from engine import supervisor
 from engine.client import EngineClient, EngineLoad
 from engine.errors import EngineRefused, EngineUnreachable
+from process.log import Stopwatch
 
 CORE = {
     "num_running_reqs": 3,
@@ -125,3 +128,27 @@ async def test_an_engine_with_requests_keeps_its_role():
         assert [await client.change_role("decode", 5) for _ in range(2)] == [False, True]
         with pytest.raises(EngineRefused, match="unhealthy"):
             await client.change_role("decode", 5)
+
+
+@pytest.mark.parametrize("is_seen", [False, True])
+async def test_an_engine_that_ends_while_its_role_changes_ends_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
+    """Its supervision may have seen the end first: then there is no process to kill, and the next engine must live."""
+    killed: list[int] = []
+    monkeypatch.setattr(supervisor, "kill_group", lambda pid, _signal: killed.append(pid))
+
+    class Client:
+        async def loaded_adapters(self) -> list[str]:
+            if is_seen:
+                engine._process = None
+            raise EngineUnreachable("it has ended")
+
+        async def aclose(self) -> None: ...
+
+    spec: Any = SimpleNamespace(client=lambda _timeout_s: Client())
+    engine = supervisor.EngineSupervisor(spec, 1, lambda _: None)
+    engine._set(supervisor.EngineStatus.UP, incarnation="one")
+    engine._process = SimpleNamespace(pid=7)  # type: ignore[assignment]
+    await engine.change_role("prefill", Stopwatch())
+    assert killed == ([] if is_seen else [7])

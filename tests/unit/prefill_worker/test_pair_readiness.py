@@ -3,6 +3,7 @@
 Where peers are found, who joins is warmed, and who leaves is no longer waited for.
 """
 
+import asyncio
 import json
 import logging
 from pathlib import Path
@@ -15,6 +16,7 @@ from support.clusters.dns_server import DnsServer, dns_server
 from support.clusters.paired_agents import Engine, Peer, running, state_where
 from support.commands import SMALL_LLAMA
 
+from cluster.agent import worker_agent
 from cluster.agent.engine_spec import engine_spec
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
@@ -24,7 +26,7 @@ from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.arguments import environment
 from engine.errors import EngineError
-from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE
+from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, write_found_peers
 from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker.agent import PrefillAgent
 from process.free_ports import free_port
@@ -113,11 +115,14 @@ def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_fo
         agent._check_weights()
 
 
-def config_of(server: DnsServer | None, folder: Path, name: str, role: str, **worker: Any) -> ClusterConfig:
+def config_of(
+    server: DnsServer | None, folder: Path, name: str, role: str, role_changes: Any = False, **worker: Any
+) -> ClusterConfig:
     """Of a worker that `workers` does not list, in a cluster that lists nobody."""
     (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
     data = {
         "model": {"path": folder, "name": "demo"},
+        "role_changes": role_changes,
         "discovery": {
             "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
             "decode": {"dns": DECODE, "control_port": PORT},
@@ -164,6 +169,49 @@ async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warm
             await state_where(agent, ready=True)
 
 
+@pytest.mark.parametrize("pool", [PREFILL, DECODE])
+async def test_peers_are_found_in_both_pools_where_roles_change(tmp_path: Path, pool: str):
+    """And KV ports are open to them, whichever role they have: the next one may be another."""
+    async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
+        config = config_of(dns, tmp_path, "p7", "prefill", role_changes="manual")
+        agent = PrefillAgent(config, "p7", tmp_path / "scratch")
+        for each in (PREFILL, DECODE):
+            dns.set_addresses(each, [])
+        decode, prefill = peer("d0", pb.ROLE_DECODE, theirs.url), peer("p1", pb.ROLE_PREFILL)
+        async with running(agent, own, decode, prefill):
+            dns.set_addresses(pool, [decode.host, prefill.host])
+            await state_where(agent, ready=True)
+            assert list(agent.peers) == ["d0"]
+            found = agent.spec.kv_found_peers
+            assert found is not None
+            await until(lambda: set(found.read_text().split()) == {decode.host, prefill.host})
+        DecodeAgent(config, "p7", tmp_path / "scratch")  # the next one
+        assert set(found.read_text().split()) == {decode.host, prefill.host}
+
+
+async def test_peers_of_an_earlier_process_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    agent = DecodeAgent(config_of(None, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
+    assert agent.spec.kv_found_peers is not None
+    write_found_peers(agent.spec.kv_found_peers, ["10.0.0.7"])
+
+    class Supervisor:
+        """Starts no engine."""
+
+        progress = 0
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+    stopped: asyncio.Future[int] = asyncio.Future()
+    stopped.set_result(15)
+    for name, value in (("EngineSupervisor", Supervisor), ("stop_signal", lambda: stopped), ("_STOP_LIMIT_S", 1e6)):
+        monkeypatch.setattr(worker_agent, name, value)
+    assert await agent.run() == ""
+    assert agent.spec.kv_found_peers.read_text() == ""
+
+
 async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
         config = config_of(dns, tmp_path, "p7", "prefill")
@@ -174,7 +222,7 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
         async def until_open_to(*hosts: str) -> None:
             found = agent.spec.kv_found_peers
             assert found is not None
-            await until(lambda: set(found.read_text().split()) == set(hosts))
+            await until(lambda: set(found.read_text().split() if found.exists() else ()) == set(hosts))
 
         dns.set_addresses(DECODE, [])
         decode, stranger = peer("d0", pb.ROLE_DECODE, theirs.url), peer("d1", pb.ROLE_UNIFIED, theirs.url)
@@ -197,6 +245,14 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
 def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
     spec = engine_spec(config_of(None, tmp_path, "p7", "prefill", **worker), "p7", tmp_path / "engine")
     assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
+
+
+@pytest.mark.parametrize(("role_changes", "is_found"), [(False, False), ("manual", True)])
+def test_who_may_become_a_peer_has_to_be_found(tmp_path: Path, role_changes: Any, is_found: bool):
+    """Here prefill workers, which a prefill worker exchanges KV with when it or they have another role."""
+    config = config_of(None, tmp_path, "p7", "prefill", role_changes)
+    half = config.model_copy(update={"discovery": config.discovery.model_copy(update={"decode": None})})
+    assert (engine_spec(half, "p7", tmp_path / "engine").kv_found_peers is not None) is is_found
 
 
 @pytest.mark.parametrize(

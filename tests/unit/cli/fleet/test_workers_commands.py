@@ -15,6 +15,7 @@ from support.clusters.served_agent import served
 from support.commands import run_command
 from support.in_thread import in_thread
 
+from cli.agents import agents_of
 from cli.main import main
 from cluster.config.load import load_cluster_config
 from cluster.control import control_pb2 as pb
@@ -42,7 +43,7 @@ class Agent(WorkerControlServicer):
     async def Describe(self, request, context) -> pb.WorkerDescription:
         role = self.descriptions.pop(0) if self.descriptions else self.role
         url = "http://127.0.0.1:9"
-        fields = {"metrics_port": 9101} if self.name == "a" else {}
+        fields = {"metrics_port": 9101} if self.name == "a" else {"kv_host": "127.0.0.1", "kv_bootstrap_port": 9}
         return pb.WorkerDescription(name=self.name, role=role, model="demo", engine_url=url, **fields)
 
     async def WatchState(self, request, context):
@@ -263,10 +264,15 @@ def test_chosen_ports_come_from_the_running_cluster(agents: tuple[Agent, Agent],
 
 
 @pytest.fixture
-def dns_port(tmp_path: Path) -> Iterator[int]:
+def found() -> Agent:
+    return Agent("found-1")
+
+
+@pytest.fixture
+def dns_port(found: Agent) -> Iterator[int]:
     """A DNS server that has the addresses of two agents."""
     with (
-        served(Agent("found-1"), f"127.0.0.2:{FOUND_PORT}"),
+        served(found, f"127.0.0.2:{FOUND_PORT}"),
         served(Agent("a"), f"127.0.0.3:{FOUND_PORT}"),
         in_thread(dns_server()) as server,
     ):
@@ -298,3 +304,22 @@ def test_workers_that_sources_find(agents: tuple[Agent, Agent], dns_port: int, c
     code, output, errors = run(capsys, "list")
     assert (code, len(output.splitlines())) == (1, 2)
     assert "prelude: DNS name u.example.org: not_usable: DNS name u.example.org cannot be looked up" in errors
+
+
+@pytest.mark.slow
+def test_a_worker_that_a_source_finds_in_one_role_gets_the_other(
+    agents: tuple[Agent, Agent], found: Agent, dns_port: int, capsys, tmp_path: Path
+):
+    path, found.role = tmp_path / "cluster.yaml", pb.ROLE_DECODE
+    path.write_text(
+        path.read_text() + "role_changes: manual\ndiscovery:\n"
+        f"  decode: {{dns: u.example.org, control_port: {FOUND_PORT}}}\n"
+        f"  prefill: {{dns: p.example.org, control_port: {FOUND_PORT}}}\n"
+        f"  nameservers: ['127.0.0.1:{dns_port}']\n"
+    )
+    assert run(capsys, "set-role", "prefill", "found-1")[0] == 0
+    assert "found-1  prefill  ready" in run(capsys, "list")[1]
+    config = load_cluster_config(path)
+    assert "found-1" in agents_of(config, path, None, holds_adapters=True).addresses
+    path.write_text(path.read_text().replace("role_changes: manual", "role_changes: dry-run"))
+    assert "its role is prefill, where decode workers are looked for" in run(capsys, "list")[2]

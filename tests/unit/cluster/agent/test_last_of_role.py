@@ -97,7 +97,7 @@ async def test_it_leaves_only_if_another_one_stays(
     config: ClusterConfig, state: dict[str, bool] | None, role: pb.Role, may_leave: bool
 ) -> None:
     other, prefill = Peer("d1"), Peer("p")
-    other.description.role, prefill.description.role = role, pb.ROLE_PREFILL
+    other.description.role = role
     prefill.hub.update(ready=True)
     async with AsyncExitStack() as stack:
         for peer in (other, prefill):

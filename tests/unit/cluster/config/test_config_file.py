@@ -58,7 +58,7 @@ def test_roles_change_only_where_it_is_wanted(tmp_path: Path):
     for mode in ("manual", "dry-run", "auto"):
         found = load(tmp_path, GOOD + f"role_changes: {mode}\n")
         assert (found.role_changes, found.roles_may_change) == (mode, mode != "dry-run")
-        assert found.may_be(found.workers["d"], "prefill") is found.roles_may_change
+        assert found.may_be("decode", "prefill") is found.roles_may_change
     assert load(tmp_path, GOOD + "role_changes: dry-run\ntls: {ca: a, certificate: b, key: c}\n").tls is not None
     assert load(tmp_path, GOOD + "role_changes: off\n").role_changes is False
     assert load(tmp_path, GOOD).role_changes is False
@@ -157,7 +157,6 @@ BAD = {
     "no decode worker": (GOOD.replace("role: decode", "role: prefill"), ("no decode worker", "unified")),
     "no prefill worker": (UNIFIED + "  d: {role: decode}\n", ("no prefill worker for the decode workers",)),
     "roles by nobody": (GOOD + "role_changes: sometimes\n", ("role_changes", "'dry-run' or 'auto'", "'sometimes'")),
-    "roles and tls": (GOOD + "role_changes: manual\ntls: {ca: a, certificate: b, key: c}\n", ("role_changes: `tls`",)),
     "unified's bootstrap port": (UNIFIED.replace("unified", "unified, bootstrap_port: 9"), ("u.bootstrap_port",)),
     "no model": (GOOD.replace("model:", "modell:", 1), ("model", "required", ":1: modell:", "did you mean model?")),
     "a misspelt section": (GOOD + "Routr: {}\n", (":10: Routr: there is no such field; did you mean router?",)),

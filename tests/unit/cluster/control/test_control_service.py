@@ -75,6 +75,19 @@ async def test_what_changes_while_a_snapshot_is_sent_comes_after_it(tmp_path: Pa
         assert [part.draining for part in parts] == [False] * 5 + [True]
 
 
+async def test_streams_of_an_agent_that_ends_are_ended(tmp_path: Path):
+    """At once, and not by the server when its time to stop is over: then the agent of the next role has the port."""
+    agent = decode_agent(tmp_path)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
+        async with serve_control(agent):
+            stream = WorkerControlStub(channel).WatchState(pb.WatchStateRequest(heartbeat_s=3600))
+            states = aiter(stream)
+            assert not (await anext(states)).draining
+            agent.hub.update(draining=True)
+        assert [state.draining async for state in states] == [True, True]
+        assert await stream.code() is grpc.StatusCode.OK
+
+
 async def test_no_two_agents_share_a_port(tmp_path: Path):
     """gRPC would let them, and each would get a part of the calls."""
     async with served(tmp_path) as (agent, _):

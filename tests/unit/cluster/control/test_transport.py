@@ -42,7 +42,7 @@ class Worker:
     drained: list[float | None] = field(default_factory=list)
 
     def describe(self) -> pb.WorkerDescription:
-        return pb.WorkerDescription(name=self.name, role=pb.ROLE_DECODE)
+        return pb.WorkerDescription(name=self.name, role=pb.ROLE_DECODE, engine_key="a key")
 
     async def drain(self, deadline_s: float | None) -> bool:
         self.drained.append(deadline_s)
@@ -99,7 +99,7 @@ async def outcome(stub: Any, method: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-_ROUTER = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter"}
+_ROUTER = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "PutAdapter", "EvictAdapter", "ChangeRole"}
 _OPERATOR = {"Describe", "WatchState", "EnsureAdapter", "PinAdapter", "EvictAdapter", "Drain", "Undrain", "ChangeRole"}
 _PEER = {"Describe", "WatchState"}
 MAY_CALL = {
@@ -107,6 +107,7 @@ MAY_CALL = {
     "operator": _OPERATOR,
     "prefill": _PEER,
     "decode": _PEER,
+    "switching": _PEER,
     "unified": set(),
     "trainer": set(),
 }
@@ -128,6 +129,39 @@ async def test_roles_make_their_calls_only(ca: Authority, role: str):
     assert {method for method, code in found.items() if code is grpc.StatusCode.OK} == through
     assert {found[method] for method in allowed - through} <= {grpc.StatusCode.FAILED_PRECONDITION}
     assert worker.drained == ([None] if "Drain" in allowed else [])
+
+
+@pytest.mark.parametrize("role", ["router", "operator", "prefill", "decode", "switching"])
+async def test_keys_of_engines_are_for_those_who_send_requests(ca: Authority, role: str):
+    """A worker that may be a prefill worker now has a certificate that says so: a decode worker's is not enough."""
+    async with (
+        served(issued(ca, "decode", "d")) as (_, address),
+        called(issued(ca, role, "caller"), address) as stub,
+    ):
+        described = await stub.Describe(pb.DescribeRequest(), timeout=10)
+    assert bool(described.engine_key) is (role in ("router", "prefill", "switching"))
+
+
+@pytest.mark.parametrize("name", ["d", ""], ids=["listed", "found"])
+@pytest.mark.parametrize("certified", ["prefill", "decode", "switching", "unified"])
+@pytest.mark.parametrize("roles_change", [False, True])
+async def test_one_certificate_is_for_both_roles_of_workers_that_change(
+    ca: Authority, roles_change: bool, certified: str, name: str
+):
+    """With it, a worker may have either role, whichever it began in; with that of one role, none but this one."""
+    transport = Transport(issued(ca, "router", "r"), roles_change=roles_change)
+    engine_tls = transport.engine_tls("decode", "d")
+    assert engine_tls is not None
+    assert engine_tls()[1] == f"d.{'switching' if roles_change else 'decode'}.prelude.local"
+    async with served(issued(ca, certified, "d")) as (_, address):
+        for begins in ("prefill", "decode", "unified"):
+            channel = AgentChannel(transport, address, begins, name)
+            is_reached = certified == (begins if begins == "unified" or not roles_change else "switching")
+            says = f"its certificate is that of spiffe://prelude.local/{certified}/d"
+            is_refused = not is_reached and not name
+            with pytest.raises(DescriptionRefused, match=says) if is_refused else nullcontext():
+                assert ((await outcome(await channel.stub(), "Describe")) is grpc.StatusCode.OK) is is_reached
+            await channel.aclose()
 
 
 class TestUnknownCallers:

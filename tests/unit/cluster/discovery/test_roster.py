@@ -321,8 +321,6 @@ def test_hostile_descriptions_of_prefill_workers(fields, says):
     from cluster.discovery.descriptions import check_description
 
     described = {"name": "p", "role": pb.ROLE_PREFILL, "model": MODEL, "engine_url": "http://[fd00::1]:1/"}
-    check_description(
-        pb.WorkerDescription(**described, kv_host="fd00::1", kv_bootstrap_port=1), role="prefill", model=MODEL
-    )
+    check_description(pb.WorkerDescription(**described, kv_host="fd00::1", kv_bootstrap_port=1), MODEL)
     with pytest.raises(DescriptionRefused, match=says):
-        check_description(pb.WorkerDescription(**described | fields), role="prefill", model=MODEL)
+        check_description(pb.WorkerDescription(**described | fields), MODEL)

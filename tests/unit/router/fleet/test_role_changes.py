@@ -23,6 +23,7 @@ from support.routers.virtual_time import Clock
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.router import RouterConfig
 from cluster.control import control_pb2 as control
+from cluster.control.transport import Transport
 from cluster.discovery.source import StaticList
 from router.fleet import role_changes
 from router.fleet.fleet import Fleet
@@ -59,7 +60,7 @@ class Controller:
 @asynccontextmanager
 async def full_decode(num_prefill: int = 2, num_decode: int = 1) -> AsyncIterator[tuple[ClusterStandIn, Controller]]:
     """Idle prefill workers, and a decode worker that runs all that it can."""
-    async with running_cluster(num_prefill, num_decode) as cluster:
+    async with running_cluster(num_prefill, num_decode, role_changes="manual") as cluster:
         await fill(cluster, cluster.decode[0])
         yield cluster, Controller(cluster.fleet)
 
@@ -222,7 +223,7 @@ async def test_two_routers_that_decide_at_once_make_one_change() -> None:
     async with full_decode(4) as (cluster, first):
         loads = WorkerLoads()
         workers = {each.name: (each.role, each.address) for each in cluster.workers}
-        bounds = {"heartbeat_s": 2.0, "connect_timeout_s": 5.0}
+        bounds = {"heartbeat_s": 2.0, "connect_timeout_s": 5.0, "transport": Transport(roles_change=True)}
         fleet = Fleet(
             [StaticList(workers)], loads, model=MODEL, **bounds, discovery=DiscoveryConfig(), on_leave=lambda _: None
         )

@@ -39,6 +39,27 @@ async def test_a_pair_joins_and_a_stream_outlives_its_departure() -> None:
         assert len(fleet.loads) == 0
 
 
+async def test_a_worker_that_was_found_in_one_role_may_have_the_other() -> None:
+    async with finding_router(role_changes="manual") as found:
+        p0, p1, d0 = [
+            await found.worker(name, role) for name, role in (("p0", "prefill"), ("p1", "prefill"), ("d0", "decode"))
+        ]
+        found.name(p0, p1, role="prefill")
+        found.name(d0, role="decode")
+        for decode in ("d0", "p1"):
+            p0.state.warm_pairs.add(decode_name=decode, decode_incarnation=f"{decode}-1")
+        await found.has("p0", "p1", "d0")
+        p1.role = "decode"
+        await p1.restart_agent()
+        fleet = found.cluster.fleet
+        await until(lambda: [view.name for view in fleet.state.decodes] == ["d0", "p1"])
+        assert fleet.link("p1").contact.endpoint.role == "prefill"  # its pool's, which gets it back first
+        await d0.stop()
+        await until(lambda: not fleet.state.workers["d0"].is_placeable)
+        assert (await found.cluster.post(prompt="x"))[0] == 200
+        assert len(p1.engine.bodies) == 1
+
+
 @pytest.mark.slow
 async def test_an_adapter_that_is_being_loaded_is_still_used_after_its_worker_has_left() -> None:
     async with finding_router() as found:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from support.router_stand_ins import ClusterStandIn, until
+from support.router_stand_ins import ClusterStandIn, running_cluster, until
 
 from router.errors import WorkerLost
 from router.management.worker_calls import on_each
@@ -62,13 +62,21 @@ async def test_an_agent_may_come_back_in_another_domain(cluster: ClusterStandIn)
     await until(lambda: cluster.view("p0").domain == "rack-1")
 
 
-async def test_a_worker_of_another_role_is_another_worker(cluster: ClusterStandIn) -> None:
+async def test_a_worker_of_another_role_is_another_worker() -> None:
     """Nothing that was known of it is carried over, and it is chosen in its new role only."""
-    worker, load, breaker = cluster.prefill[0], cluster.fleet.loads["p0"], cluster.fleet.breaker("p0")
-    worker.role = "decode"
-    await worker.restart_agent()
-    await until(lambda: cluster.view("p0").role == "decode" and cluster.view("p0").is_placeable)
-    assert cluster.fleet.loads["p0"] is not load
-    assert cluster.fleet.breaker("p0") is not breaker
-    assert [view.name for view in cluster.fleet.state.decodes] == ["d0", "p0"]
-    assert "p0" not in [view.name for view in cluster.fleet.state.readers]
+    async with running_cluster(role_changes="manual") as cluster:
+        worker, load, breaker = cluster.prefill[0], cluster.fleet.loads["p0"], cluster.fleet.breaker("p0")
+        worker.role = "decode"
+        await worker.restart_agent()
+        await until(lambda: cluster.view("p0").role == "decode" and cluster.view("p0").is_placeable)
+        assert cluster.fleet.loads["p0"] is not load
+        assert cluster.fleet.breaker("p0") is not breaker
+        assert [view.name for view in cluster.fleet.state.decodes] == ["d0", "p0"]
+        assert "p0" not in [view.name for view in cluster.fleet.state.readers]
+
+
+async def test_a_worker_that_may_not_change_its_role_is_not_used_in_another(cluster: ClusterStandIn) -> None:
+    cluster.prefill[0].role = "decode"
+    await cluster.prefill[0].restart_agent()
+    await until(lambda: "its role is decode, where prefill workers are" in cluster.view("p0").why_not_placeable)
+    assert [view.name for view in cluster.fleet.state.decodes] == ["d0"]
