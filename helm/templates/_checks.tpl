@@ -55,9 +55,6 @@
 {{- if and $v.router.tls.certManager.enabled (not (and $v.router.tls.secretName $v.tls.issuer.name (include "prelude.chosen" $v.router.tls.certManager.dnsNames | fromJsonArray))) -}}
 {{- fail "router.tls.certManager: needs router.tls.secretName, tls.issuer.name and dnsNames" -}}
 {{- end -}}
-{{- if and $v.router.inferencePool.enabled $v.router.tls.secretName -}}
-{{- fail "router.inferencePool: gateways speak plain HTTP to a pool, and router.tls is set; leave router.inferencePool out, and router.gateway leads to the Service" -}}
-{{- end -}}
 {{- if and $v.monitoring.podMonitor.enabled $v.networkPolicy.enabled (not $v.networkPolicy.monitoring) -}}
 {{- fail "networkPolicy.monitoring: nobody could scrape what monitoring.podMonitor names; give Prometheus's pods, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" -}}
 {{- end -}}

@@ -26,13 +26,6 @@ pytestmark = needs_helm
 ROOT = Path(__file__).parents[2]
 KUBERNETES = ("1.29", "1.37")  # the oldest that the chart takes, to the newest
 
-POOL = {
-    "router": {
-        "gateway": {"enabled": True, "name": "public"},
-        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
-    }
-}
-
 
 @pytest.mark.parametrize("kube_version", ["v1.29.0", "v1.37.0"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -51,39 +44,11 @@ def test_manifests_are_strictly_valid(version: str):
 
 def test_every_custom_resource_is_rendered_somewhere():
     values = {"monitoring": {"prometheusRule": {"enabled": True}}}
-    found = [each for scenario in SCENARIOS for each in changed(scenario, values)] + changed("h100-node", POOL)
+    found = [each for scenario in SCENARIOS for each in changed(scenario, values)]
     assert SPECS.keys() <= {(each["apiVersion"], each["kind"]) for each in found}
     for each in found:
         if (each["apiVersion"], each["kind"]) in SPECS:
             strictly_valid(each, KUBERNETES[0])
-
-
-def test_a_gateway_leads_to_the_pool_of_routers():
-    objects = changed("h100-node", POOL)
-    (pool,), (route,) = of_kind(objects, "InferencePool"), of_kind(objects, "HTTPRoute")
-    (backend,) = route["spec"]["rules"][0]["backendRefs"]
-    assert (backend["kind"], backend["name"]) == ("InferencePool", pool["metadata"]["name"])
-    (router,) = [each for each in of_kind(objects, "Deployment") if each["metadata"]["name"] == "r-prelude-router"]
-    labels = router["spec"]["template"]["metadata"]["labels"]
-    assert pool["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    (container,) = router["spec"]["template"]["spec"]["containers"]
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
-    assert pool["spec"]["targetPorts"] == [{"number": ports["http"]}]
-
-
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
-        ({"targetPorts": [{"number": "8000"}]}, "$.targetPorts[0].number"),
-        ({"targetPorts": [{"number": 8000}, {"number": 8001}]}, "$.targetPorts"),
-        ({"selector": {"matchLabels": {"app": "-x"}}}, "$.selector.matchLabels.app"),
-        ({"endpointPickerRef": {"name": "picker", "failureMode": "Open"}}, "$.endpointPickerRef.failureMode"),
-        ({"extensionRef": {"name": "picker"}}, "$"),
-    ],
-)
-def test_the_published_schema_of_a_pool_is_enforced(change: dict[str, Any], place: str):
-    (pool,) = of_kind(changed("h100-node", POOL), "InferencePool")
-    assert [each.partition(":")[0] for each in complaints({**pool, "spec": {**pool["spec"], **change}})] == [place]
 
 
 def test_fields_of_custom_resources_are_checked():
@@ -188,7 +153,6 @@ BY_TEMPLATE: list[tuple[str, dict[str, Any], str]] = [
     ("rdma-2p6d", {"networkPolicy": {"hostNetworkNodes": []}}, "hostNetworkNodes: .* of pools.decode.spill"),
     ("rdma-2p6d", {"networkPolicy": {"monitoring": []}}, "networkPolicy.monitoring: nobody could scrape"),
     ("rdma-2p6d", {"router": {"gateway": {"name": ""}}}, "router.gateway.name"),
-    ("rdma-2p6d", POOL, "router.inferencePool: gateways speak plain HTTP"),
 ]
 
 
