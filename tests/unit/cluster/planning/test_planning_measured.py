@@ -110,7 +110,7 @@ class Measured:
 
 
 def all_measured() -> Iterator[Measured]:
-    """Every sweep of bench/results that was not cut short, and the four H100 of docs/capacity.md, which have no file."""
+    """Every sweep of bench/results that was not cut short, and the four H100 of docs/capacity.md, without a file."""
     for path in sorted(RESULTS.glob("goodput-h*.json")):
         document = json.loads(path.read_text())
         if "--quantization" in document["settings"].get("engine_arguments", ()):
