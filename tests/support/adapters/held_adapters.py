@@ -196,7 +196,7 @@ async def running_worker(
         tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
         hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
         sizes = {"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes}
-        config = with_constants(ResidencyConfig, **{**sizes, "lease_s": 1e-6, **settings})
+        config = with_constants(ResidencyConfig, **{**sizes, "lease_s": 0.0, **settings})
         reads: list[str] = []
         residency = Residency(
             "w",
