@@ -17,7 +17,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 63_311,
         "product, modules": 504,
         "product, modules under 25 lines": 22,
-        "tests, lines": 67_180,
+        "tests, lines": 67_186,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

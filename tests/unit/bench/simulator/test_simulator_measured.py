@@ -1,6 +1,7 @@
 """Layouts of 8B on H200 hold in the simulator what they held when they were measured (bench/results)."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -29,6 +30,8 @@ def cells() -> Iterator[tuple[str, Layout, tuple[int, int], float, int, float, f
             continue
         document = json.loads(path.read_text())
         steps = 4 if path.stem.endswith("-wait") else 0
+        if interval := re.search(r"--prefill-decode-interval (\d+)", document["command"]):
+            steps = int(interval[1])
         for row in document["rows"]:
             if len(row["probes"]) < 2:
                 continue
