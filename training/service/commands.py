@@ -55,7 +55,7 @@ class LiveModel:
     earlier: EarlierPasses = field(default_factory=EarlierPasses)
     making: dict[int, str] = field(default_factory=dict)  # paths of checkpoints to come, by the command's number
     waiting: dict[int, asyncio.Event] = field(default_factory=dict)  # for outcomes, by the command's number
-    keys: dict[int, str | None] = field(default_factory=dict, repr=False)  # of who asked last, by the command's number
+    keys: dict[int, str | None] = field(default_factory=dict, repr=False)  # of who sent it, by the command's number
     has_asked: asyncio.Event = field(default_factory=asyncio.Event)  # a new one for the next who asks
     accepting: asyncio.Lock = field(default_factory=asyncio.Lock)
     accepted_s: dict[int, float] = field(default_factory=dict)  # when, by the clock of metrics; not after a restart
@@ -77,8 +77,9 @@ class LiveModel:
         if isinstance(operation, Save | Export) and operation.path is not None:
             self.making[seq] = operation.path
 
-    def note_key(self, seq: int, key: str | None) -> None:
-        self.keys[seq] = key
+    def note_asker(self, seq: int, key: str | None) -> None:
+        """After a start, the sender of a command is taken to be who asks for its outcome first."""
+        self.keys.setdefault(seq, key)
         self.has_asked.set()
         self.has_asked = asyncio.Event()
 
@@ -191,7 +192,7 @@ class Commands:
                     live.note(seq, operation)
                     live.accepted_s[seq] = time.monotonic()
                     if isinstance(operation, Export):
-                        live.note_key(seq, key)
+                        live.keys[seq] = key
                 elif refusal is not None:
                     self.metrics.finished(None, refusal, None)
                 live.num_bytes += len(raw or b"")
@@ -199,7 +200,7 @@ class Commands:
         return f"{model}#{seq}"
 
     async def key_of(self, model: str, seq: int) -> str | None:
-        """The key of who asked for a command last. After a start, waits until somebody asks for its outcome."""
+        """The key of who sent a command. After a start, waits until somebody asks for its outcome."""
         live = self.models[model]
         while seq not in live.keys:
             await live.has_asked.wait()
@@ -212,7 +213,6 @@ class Commands:
         if not seq.isdecimal() or len(seq) > 10:
             raise NotKnown(f"there is no future {request_id[:80]!r}")
         number = int(seq)
-        live.note_key(number, caller.key)
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -220,11 +220,13 @@ class Commands:
                     if (found := await asyncio.to_thread(self.journal.outcome, name, number)) is not None:
                         self._wake(live, number)
                         return found
+                    live.note_asker(number, caller.key)
                     await finished.wait()
         except TimeoutError:
             return None
         except LookupError:
-            self._wake(live, number)
+            if (asked := live.waiting.pop(number, None)) is not None:
+                asked.set()
             raise Gone(f"{request_id[:80]!r} is not known any more") from None
 
     async def fill_gaps(self, now_s: float) -> None:

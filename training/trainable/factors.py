@@ -32,9 +32,8 @@ class TrainableLora(nn.Module):
         self.a = nn.Parameter(torch.empty(rank, size_in, dtype=dtype))
         self.b = nn.Parameter(torch.zeros(size_out, rank, dtype=dtype))
         self.scale = scale
-        self._is_exact = (
-            torch.tensor(scale, dtype=dtype).item() == scale
-        )  # then a product of the masters' dtype is, too
+        # Then a product of the masters' dtype is exact, too.
+        self._is_exact = torch.tensor(scale, dtype=dtype).item() == scale
         nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))  # as peft
 
     def served(self, dtype: torch.dtype) -> ServedFactors:

@@ -630,7 +630,7 @@ async def test_sessions_outlive_the_keys_of_their_clients(routed: LoadedBase, tm
 async def test_weights_are_pushed_with_the_key_that_asked_for_it(
     routed: LoadedBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Of two keys of a tenant, whichever asks for other things meanwhile."""
+    """Of two keys of a tenant, whichever asks for other things, or for its outcome, meanwhile."""
     pushing, may_push = threading.Event(), threading.Event()
     push = Publisher._pushed
 
@@ -658,7 +658,11 @@ async def test_weights_are_pushed_with_the_key_that_asked_for_it(
                     asked = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
                     assert pushing.wait(60)
                     other.session()
+                    asking = threading.Thread(target=other.retrieve, args=(asked,))
+                    asking.start()
+                    wait_until(lambda waiting=service._commands.models[model].waiting: 1 in waiting)
                     may_push.set()
+                    asking.join()
                     if client is writer:
                         assert client.result(asked)["path"].endswith("/v1")
                     else:
