@@ -5,10 +5,12 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import grpc
 
 from adapters.library import PackedAdapter
+from cluster.config.fields import is_loopback
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.transport import MISSED_HEARTBEATS, PLAIN, ROLES, AgentChannel, Transport, next_state
@@ -17,12 +19,13 @@ from cluster.discovery.roster import Contact
 from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
 from process.exhaustion import is_exhaustion_text
 from process.tracing.span import NO_SPAN, Span
-from router.errors import WorkerLost
+from router.errors import AdapterRefused, WorkerLost
 from router.fleet.fleet_state import Holders, WorkerResidency, WorkerView
 from router.fleet.worker_errors import ensure_adapter_error
 
 _RETRY_S = (0.1, 0.2, 0.4, 0.8)  # back-off between connections; the last one repeats
 _CHUNK_BYTES = 1024**2  # of PutAdapter
+_NOT_RECEIVED = "adapter_not_received"  # the agent's code for content that is missing
 _REFUSED_RETRY_S = 5.0  # until a worker that must not be used is asked again
 _MAX_PAIRS = 4096  # of one worker
 _GIVE_BACK_AFTER_S = 1.0  # of a change of role: prompts that wait for a full decode worker would hold it up
@@ -136,9 +139,21 @@ class WorkerLink:
         return (await self._call("EnsureAdapter", request, revision_id, timeout_s, span)).load_s
 
     async def put_adapter(self, packed: PackedAdapter, timeout_s: float) -> bool:
-        """Send a memory-only revision and pin it. True if it was pinned before. Raises RouterError."""
-        messages = _put_messages(packed, timeout_s)
-        return (await self._call("PutAdapter", messages, packed.revision_id, timeout_s)).was_pinned
+        """Send a memory-only revision and pin it. True if it was pinned before. Raises RouterError.
+
+        A worker on this host takes the file itself, or says that it cannot.
+        """
+        if is_loopback(urlsplit(f"//{self._address}").hostname or ""):
+            try:
+                return await self._put(packed, timeout_s, with_content=False)
+            except AdapterRefused as refused:
+                if refused.code != _NOT_RECEIVED:
+                    raise
+        return await self._put(packed, timeout_s, with_content=True)
+
+    async def _put(self, packed: PackedAdapter, timeout_s: float, *, with_content: bool) -> bool:
+        messages = _put_messages(packed, timeout_s, with_content=with_content)
+        return bool((await self._call("PutAdapter", messages, packed.revision_id, timeout_s)).was_pinned)
 
     async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:
         """Renew or release the pin of `put_adapter`. Raises RouterError."""
@@ -249,7 +264,9 @@ class WorkerLink:
         self._report(view, state)
 
 
-async def _put_messages(packed: PackedAdapter, timeout_s: float) -> AsyncIterator[control.PutAdapterRequest]:
+async def _put_messages(
+    packed: PackedAdapter, timeout_s: float, *, with_content: bool
+) -> AsyncIterator[control.PutAdapterRequest]:
     envelope = packed.envelope
     yield control.PutAdapterRequest(
         begin=control.PutAdapterBegin(
@@ -261,6 +278,8 @@ async def _put_messages(packed: PackedAdapter, timeout_s: float) -> AsyncIterato
             deadline_s=timeout_s,
         )
     )
+    if not with_content:
+        return
     with packed.path.open("rb", buffering=0) as file:
         while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
             yield control.PutAdapterRequest(chunk=chunk)

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -36,6 +37,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.put_errors: list[grpc.StatusCode] = []  # one per call
         self.put_delay_s = 0.0
         self.keeps_deadlines = True
+        self.sees_files = True  # of this host
         self.num_chunks = 0  # of the last PutAdapter
         self.reports_residency = True
         self.evicted: list[tuple[str, bool]] = []
@@ -151,6 +153,11 @@ class WorkerStandIn(WorkerControlServicer):
     async def PutAdapter(self, request_iterator: Any, context: Any) -> control.PutAdapterResponse:
         parts = [part async for part in request_iterator]
         begin, content = parts[0].begin, b"".join(part.chunk for part in parts[1:])
+        if not content:
+            if not self.sees_files:
+                missing = (("prelude-error-code", "adapter_not_received"), ("prelude-http-status", "422"))
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "received 0 bytes", trailing_metadata=missing)
+            content = await asyncio.to_thread(Path(begin.path).read_bytes)
         is_late = await self._sleep(self.put_delay_s, begin.deadline_s)
         if self.put_errors:
             await context.abort(self.put_errors.pop(0), "no")

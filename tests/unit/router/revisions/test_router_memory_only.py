@@ -38,6 +38,8 @@ class TestPush:
     ) -> None:
         monkeypatch.setattr(worker_link, "_CHUNK_BYTES", 1000)  # else it would be one
         async with managing(2, 1, 1) as cluster:
+            far, *near = cluster.prefill + cluster.unified
+            far.sees_files = False
             await upload(cluster, lora(tmp_path, 1), name="bot")
             before = in_store(cluster)
             status, answer = await push(cluster, tmp_path, 2)
@@ -46,9 +48,10 @@ class TestPush:
             assert answer["stored"] is False
             assert set(answer["workers"]) == {"p0", "p1", "u0"}
             assert all(isinstance(seconds, float) for seconds in answer["workers"].values())
-            for worker in cluster.prefill + cluster.unified:
+            assert far.num_chunks > 5
+            assert {worker.num_chunks for worker in near} == {0}, "the file is at hand, and was sent as well"
+            for worker in (far, *near):
                 assert worker.kept == {new}
-                assert worker.num_chunks > 5
                 packed = tmp_path / f"of-{worker.name}"
                 packed.write_bytes(worker.memory_only[new])
                 read_packed(packed).check_fits(BASE)
