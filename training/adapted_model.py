@@ -38,7 +38,7 @@ class AdaptedModel:
         self._checkpointing = checkpointing
         self._layers: list[Any] = list(model.model.layers)
         self._window = sliding_window(model)
-        self._base_only: torch.Tensor | None = None  # tokens of the row that the current layer reads; None: all
+        self._base_only: torch.Tensor | None = None  # tokens of the row that a layer reads; None: all
         targets = list(self._targets())  # before anything is changed
         self._handles: list[Any] = []
         self._restore: list[Callable[[], Any]] = []
@@ -47,8 +47,6 @@ class AdaptedModel:
             self._handles.append(layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True))
         for module, hook in targets:
             self._handles.append(module.register_forward_hook(hook))
-        for layer in self._layers:  # after the layer's ReFT, which is the last to need them
-            self._handles.append(layer.register_forward_hook(self._leave_layer, always_call=True))
 
     def detach(self) -> None:
         """Leave the model as it was. The adapter stays usable."""
@@ -76,9 +74,9 @@ class AdaptedModel:
     def hidden(self, row: Row) -> torch.Tensor:
         """Final hidden states [num_tokens, hidden] of a row."""
         row = row.to(self.model.device)
-        is_base_only = row.documents == NONE
-        if self.adapter.positions == "prefill":
-            is_base_only |= row.branches != NONE
+        is_base_only = row.branches != NONE  # answers
+        if self.adapter.positions == "all":
+            is_base_only = torch.zeros_like(is_base_only)
         return self._read(row, **{_ARGUMENT: is_base_only[:, None]})
 
     def _read(self, row: Row, **arguments: torch.Tensor) -> torch.Tensor:
@@ -147,9 +145,6 @@ class AdaptedModel:
 
     def _enter_layer(self, _layer: Any, _inputs: Any, arguments: dict[str, Any]) -> None:
         self._base_only = arguments.get(_ARGUMENT)
-
-    def _leave_layer(self, _layer: Any, _inputs: Any, _output: Any) -> None:
-        self._base_only = None
 
     def _after_projection(
         self, lora: TrainableLora, _module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
