@@ -106,7 +106,6 @@ def _parser() -> argparse.ArgumentParser:
     from cli.adapters import catalog, convert, store, verify
     from cli.adapters.outcome import add_group
     from cli.bench import goodput, load, matrix, simulate
-    from cli.bench import router as router_benchmark
     from cli.fleet import top, workers
     from cli.train import commands as train
 
@@ -127,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     catalog_commands.add_commands(commands)
     usage.add_commands(commands)
     benchmarks = add_group(commands, "bench", "Run a benchmark on this machine.")
-    for benchmark in (load, matrix, goodput, router_benchmark, simulate):
+    for benchmark in (load, matrix, goodput, simulate):
         benchmark.add_command(benchmarks)
     train.add_commands(commands)
     trainer.add_commands(commands)

@@ -252,7 +252,7 @@ def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(serv
 
 @pytest.mark.parametrize(
     "benchmark",
-    ["load", *(pytest.param(each, marks=pytest.mark.slow) for each in ("matrix", "goodput", "router", "simulate"))],
+    ["load", *(pytest.param(each, marks=pytest.mark.slow) for each in ("matrix", "goodput", "simulate"))],
 )
 def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark: str, tmp_path: Path, capsys):
     words = ["bench", benchmark, *(("--url", "http://127.0.0.1:9") if benchmark == "load" else ()), "--json"]
