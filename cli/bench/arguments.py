@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
+say = partial(print, flush=True)
 _SECRET_OPTION = "--header"  # whose values may have keys or passwords
 _HIDDEN = "…"
 _IS_PATH = re.compile(r"(/|~/|\.{1,2}/)\S*")

@@ -8,9 +8,8 @@ from typing import Any
 from bench.errors import BenchError
 from bench.systems.layout import Layout
 from bench.systems.models import MODELS
-from cli.bench.arguments import add_json, lengths, positive, positive_float, recorded_command, with_given
+from cli.bench.arguments import add_json, lengths, positive, positive_float, recorded_command, say, with_given
 from cli.bench.load import objective
-from cli.bench.outcome import failure_ends, say
 
 
 def add_command(benchmarks: Any) -> None:
@@ -76,7 +75,6 @@ def add_command(benchmarks: Any) -> None:
     goodput.set_defaults(run=_run)
 
 
-@failure_ends
 def _run(arguments: argparse.Namespace) -> None:
     from bench.matrix import goodput
 

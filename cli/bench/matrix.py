@@ -14,9 +14,9 @@ from cli.bench.arguments import (
     positive,
     positive_float,
     recorded_command,
+    say,
 )
 from cli.bench.load import add_distribution, objective, objectives
-from cli.bench.outcome import failure_ends, say
 
 
 def add_command(benchmarks: Any) -> None:
@@ -111,7 +111,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
     )
 
 
-@failure_ends
 def _run(arguments: argparse.Namespace) -> None:
     from bench.matrix.run import run
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from cli.train import evaluate, options
-from cli.train.outcome import failures_end
+from cli.train.outcome import needing
 
 if TYPE_CHECKING:
     from training.loop.training import Outcome
@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    with failures_end():
+    with needing():
         from training.loop.progress import ProgressLog
         from training.runs.base import choose_threads
         from training.runs.run import prepared

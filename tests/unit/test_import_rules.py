@@ -73,7 +73,6 @@ bench.load
 bench.systems
 bench
 cli.quiet cli.agents cli.bench.arguments cli.train.outcome
-cli.bench.outcome
 cli.bench.load
 cli.bench.matrix
 cli.adapters cli.bench cli.train
