@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from adapters.errors import AdapterError
 from bench.errors import BenchError
 from bench.errors import OptionInvalid as BenchOptionInvalid
-from cli.quiet import quiet_libraries, quieten_imports
+from cli.libraries import quiet_libraries, quieten_imports
 from cluster.errors import ClusterError, ConfigError
 from process.collisions import DISTRIBUTION
 from process.lifetime import ctrl_c_ends_process, die_with_parent

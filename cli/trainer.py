@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 from yarl import URL
 
 from cli.adapters.outcome import REFUSED, add_command, fail, print_result
-from cli.train.outcome import needing
+from cli.libraries import needing
 from cluster.errors import ConfigError
 
 _TIMEOUT_S = 10.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import opened_library
 from cli.adapters.outcome import REFUSED, fail, failures_end, print_result
-from cli.train.outcome import needing
+from cli.libraries import needing
 
 if TYPE_CHECKING:
     from training.conversion.convert import Converted

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from cli.libraries import needing
 from cli.train import evaluate, options
-from cli.train.outcome import needing
 
 if TYPE_CHECKING:
     from training.loop.training import Outcome

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.train.outcome import needing
+from cli.libraries import needing
 
 if TYPE_CHECKING:
     from adapters.model.normal_form import Positions

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support.commands import SMALL_LLAMA
 
+from cli.libraries import quiet_libraries
 from cli.main import main
-from cli.quiet import quiet_libraries
 from cluster.agent import worker_agent
 from cluster.local import demo
 from process import log
