@@ -12,9 +12,8 @@ from support.training.training_models import plain_logprobs, scramble
 from adapters.model.normal_form import Positions
 from training.adapted_model import AdaptedModel
 from training.errors import LossNotFinite
-from training.executor.learner import Learner
 from training.executor.losses import LOSSES
-from training.executor.operations import Datum, Pass, Spec, decode_operation, encode
+from training.executor.operations import Datum, Pass, decode_operation, encode
 from training.executor.passes import compute
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.spec import KINDS, AdapterSpec, Kind
@@ -114,32 +113,6 @@ def test_losses_and_gradients_are_exact(setting: Any, loss: str, positions: Posi
         np.testing.assert_allclose(np.frombuffer(raw, np.float32), scored, atol=2e-6)  # float32 on the wire
     for parameter, gradient in zip(adapter.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=TOLERANCE, rtol=TOLERANCE)
-
-
-def test_policies_of_all_kinds_take_turns(tiny: Any):
-    """Two passes of each, with other losses: their gradients are those of each policy by itself."""
-    model, base = tiny("llama")
-    specs = [
-        Spec(2, 1, ("q_proj", "down_proj")),
-        Spec(4, 1, kind="loreft"),
-        Spec(3, 1, positions="all", kind="direft"),
-        Spec(5, 1),
-    ]
-    losses = {spec: [list(LOSSES)[number], list(LOSSES)[number - 1]] for number, spec in enumerate(specs)}
-    learners = {spec: Learner(spec, base, "cpu") for spec in specs}
-    for number, learner in enumerate(learners.values()):
-        scramble(learner.adapter.double(), number)
-    data = {spec: random_data(number) for number, spec in enumerate(specs)}
-    for turn in range(2):
-        for spec, learner in learners.items():
-            loss = losses[spec][turn]
-            with AdaptedModel(model, learner.adapter) as adapted:
-                learner.run(Pass(loss, CLIP if LOSSES[loss].defaults else {}, data[spec]), adapted, 128)
-    for spec, learner in learners.items():
-        found = [each.grad for each in learner.adapter.parameters()]
-        total = sum(plain(model, learner.adapter, loss, data[spec])[0] for loss in losses[spec])
-        wanted = torch.autograd.grad(total, list(learner.adapter.parameters()))  # type: ignore[arg-type]
-        torch.testing.assert_close(found, list(wanted), atol=TOLERANCE, rtol=0)
 
 
 def test_thresholds_are_tinkers_unless_they_are_given(setting: Any):
