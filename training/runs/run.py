@@ -67,7 +67,6 @@ class Prepared:
     base: LoadedBase
     num_examples: int
     num_too_long: int  # that were left out
-    num_parameters: int
 
 
 @contextlib.contextmanager
@@ -112,15 +111,7 @@ def prepared(
             evaluated=evaluated,
         )
         opened.extend(logs(training.num_steps))
-        yield Prepared(
-            training,
-            model,
-            folder,
-            base,
-            len(examples),
-            examples.num_too_long,
-            sum(each.numel() for each in adapter.parameters()),
-        )
+        yield Prepared(training, model, folder, base, len(examples), examples.num_too_long)
 
 
 def run(options: RunOptions) -> Outcome:
