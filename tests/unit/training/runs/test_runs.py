@@ -268,6 +268,20 @@ def test_a_loss_that_is_not_finite_is_told_with_file_and_row(setting, tmp_path: 
     assert all(json.loads(line, parse_constant=pytest.fail) for line in (output / "log.jsonl").read_text().splitlines())
 
 
+class Steep(Sft):
+    """A finite loss whose gradient is not."""
+
+    def __call__(self, model, row):
+        loss = super().__call__(model, row)
+        return replace(loss, total=loss.total + (loss.total - loss.total.detach()).sqrt())
+
+
+def test_a_gradient_that_is_not_finite_is_told_with_files_and_rows(setting, tmp_path: Path):
+    told = rf"step 1 \({setting.sft}, row .*\): the gradient's norm is (nan|inf); .*the last checkpoint is as it was"
+    with pytest.raises(LossNotFinite, match=told):
+        run(options(setting.model, setting.sft, tmp_path / "run", objective=Steep()))
+
+
 class Large(Sft):
     """More than the device has room for: the sixth row that is trained, or in evaluations any."""
 
