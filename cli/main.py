@@ -15,10 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.errors import AdapterError
-from cli.quiet import quiet_libraries, quieten_imports
+from bench.errors import BenchError
+from bench.errors import OptionInvalid as BenchOptionInvalid
+from cli.libraries import quiet_libraries, quieten_imports
 from cluster.errors import ClusterError, ConfigError
 from process.collisions import DISTRIBUTION
 from process.lifetime import ctrl_c_ends_process, die_with_parent
+from training.errors import OptionInvalid, TrainingError
 
 if TYPE_CHECKING:
     from cluster.agent.worker_agent import WorkerAgent
@@ -48,9 +51,9 @@ def _run(argv: list[str] | None) -> None:
     try:
         with contextlib.nullcontext() if arguments.writes_log else quiet_libraries():
             arguments.run(arguments)
-    except ClusterError as error:
+    except (ClusterError, BenchError, TrainingError) as error:
         print(f"prelude: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | BenchOptionInvalid | OptionInvalid) else 1)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -106,7 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     from cli.adapters import catalog, convert, store, verify
     from cli.adapters.outcome import add_group
     from cli.bench import goodput, load, matrix, simulate
-    from cli.bench import router as router_benchmark
     from cli.fleet import top, workers
     from cli.train import commands as train
 
@@ -127,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     catalog_commands.add_commands(commands)
     usage.add_commands(commands)
     benchmarks = add_group(commands, "bench", "Run a benchmark on this machine.")
-    for benchmark in (load, matrix, goodput, router_benchmark, simulate):
+    for benchmark in (load, matrix, goodput, simulate):
         benchmark.add_command(benchmarks)
     train.add_commands(commands)
     trainer.add_commands(commands)

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 from yarl import URL
 
 from cli.adapters.outcome import REFUSED, add_command, fail, print_result
-from cli.train.outcome import failures_end
+from cli.libraries import needing
 from cluster.errors import ConfigError
 
 _TIMEOUT_S = 10.0
@@ -130,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> None:
     scheme = "http" if config.router.tls is None else "https"
     router = arguments.router or f"{scheme}://{host_and_port(config.router.host, config.router.port)}"
     secret = trainer_key(config.trainer.key)
-    with failures_end("train,trainer"):
+    with needing("train,trainer"):
         from training.executor.executor import ExecutorOptions
         from training.executor.turns import Share
         from training.runs.base import default_device

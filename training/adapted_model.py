@@ -1,49 +1,44 @@
-"""A transformers model with adapters in training, one slot each, attached to it by hooks."""
+"""A transformers model with an adapter in training, attached to it by hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from adapters.model.base_model import name_of_module
 from training.attention import ATTENTION, attention_mask, register
 from training.errors import AdapterUntrainable, DocumentInvalid
 from training.scores import TargetScores, score_targets
-from training.slot_products import SlotTokens, add_low_rank
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.factors import TrainableLora, TrainableReft
-from training.tree.rows import Row
+from training.tree.rows import NONE, Row
 
 # transformers passes unknown arguments on to every layer. So a layer that is computed again for the backward pass gets
-# the slots of its own row, whichever rows were read meanwhile.
-_ARGUMENT = "prelude_slot_tokens"
-
-
-def attach(model: Any, adapters: Sequence[TrainableAdapter], *, checkpointing: bool = False) -> AdaptedModel:
-    """Attach adapters to a causal language model of transformers; a row's slot n is applied by adapters[n].
-
-    The model's weights are frozen, its modules and its behaviour outside of `AdaptedModel` stay as they are; `detach`
-    undoes it. `checkpointing` keeps only each layer's input for the backward pass. Raises AdapterUntrainable if an
-    adapter does not fit the model.
-    """
-    return AdaptedModel(model, adapters, checkpointing)
+# the tokens of its own row, whichever rows were read meanwhile.
+_ARGUMENT = "prelude_base_only"
 
 
 class AdaptedModel:
-    """Reads rows under their adapters. The model is in evaluation mode: nothing drops out."""
+    """Reads rows under an adapter, as often as they are to be read: nothing drops out.
 
-    def __init__(self, model: Any, adapters: Sequence[TrainableAdapter], checkpointing: bool = False):
+    The model's weights are frozen, its modules and its behaviour outside of this object stay as they are; `detach`, or
+    the end of a `with`, undoes it.
+    """
+
+    def __init__(self, model: Any, adapter: TrainableAdapter, *, checkpointing: bool = False):
+        """`model`: a causal language model of transformers. `checkpointing` keeps only each layer's input for the
+        backward pass. Raises AdapterUntrainable if the adapter does not fit the model.
+        """
         self.model = model
-        self.adapters = nn.ModuleList(adapters).to(model.device)
+        self.adapter = adapter.to(model.device)
         self._checkpointing = checkpointing
         self._layers: list[Any] = list(model.model.layers)
         self._window = sliding_window(model)
-        self._tokens: SlotTokens | None = None  # of the row that the current layer reads
+        self._base_only: torch.Tensor | None = None  # tokens of the row that a layer reads; None: all
         targets = list(self._targets())  # before anything is changed
         self._handles: list[Any] = []
         self._restore: list[Callable[[], Any]] = []
@@ -52,70 +47,58 @@ class AdaptedModel:
             self._handles.append(layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True))
         for module, hook in targets:
             self._handles.append(module.register_forward_hook(hook))
-        for layer in self._layers:  # after the layer's ReFT, which is the last to need them
-            self._handles.append(layer.register_forward_hook(self._leave_layer, always_call=True))
 
     def detach(self) -> None:
-        """Leave the model as it was. The adapters stay usable."""
+        """Leave the model as it was. The adapter stays usable."""
         for handle in self._handles:
             handle.remove()
         for restore in self._restore:
             restore()
         self._handles, self._restore = [], []
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Of the adapters, which are all that is trained."""
-        return self.adapters.parameters()
+    def __enter__(self) -> Self:
+        return self
 
-    def forward(self, row: Row) -> torch.Tensor:
-        """Logits [num_tokens, vocabulary] of a row, in the model's dtype."""
-        return self.model.get_output_embeddings()(self.hidden(row))
-
-    __call__ = forward
+    def __exit__(self, *_: object) -> None:
+        self.detach()
 
     def score(self, row: Row) -> TargetScores:
         """The log-probabilities of a row's targets, without the logits of all its tokens in memory."""
         return score_targets(self.hidden(row), self.model.get_output_embeddings(), row.to(self.model.device))
 
+    def score_base(self, row: Row) -> TargetScores:
+        """The same without the adapter: what the base model makes of the row."""
+        row = row.to(self.model.device)
+        return score_targets(self._read(row), self.model.get_output_embeddings(), row)
+
     def hidden(self, row: Row) -> torch.Tensor:
         """Final hidden states [num_tokens, hidden] of a row."""
-        self._check(row)
         row = row.to(self.model.device)
-        for layer in self._layers:
-            layer.training = self._checkpointing and torch.is_grad_enabled()
-        try:
-            output = self.model.model(**self.inputs(row), use_cache=False, **{_ARGUMENT: SlotTokens.of(row)})
-        finally:
-            for layer in self._layers:
-                layer.training = False
-        return output.last_hidden_state.flatten(0, 1)
+        is_base_only = row.branches != NONE  # answers
+        if self.adapter.positions == "all":
+            is_base_only = torch.zeros_like(is_base_only)
+        return self._read(row, **{_ARGUMENT: is_base_only[:, None]})
 
-    def inputs(self, row: Row) -> dict[str, Any]:
-        """What the model is called with for a row on its device: [1, num_tokens] ids and positions, and the mask."""
-        return {
-            "input_ids": row.tokens[None],
-            "position_ids": row.positions[None],
-            "attention_mask": attention_mask(row),
-        }
-
-    def _check(self, row: Row) -> None:
-        for slot, positions in sorted(row.applied):
-            if slot >= len(self.adapters):
-                raise ValueError(
-                    f"the row has tokens of slot {slot}; there are adapters for 0 to {len(self.adapters) - 1}"
-                )
-            adapter = self.adapters[slot]
-            assert isinstance(adapter, TrainableAdapter)
-            if adapter.positions != positions:
-                raise ValueError(
-                    f"the row applies slot {slot} to the positions {positions!r}, but its adapter is for "
-                    f"{adapter.positions!r}; make documents with the adapter's positions"
-                )
+    def _read(self, row: Row, **arguments: torch.Tensor) -> torch.Tensor:
         if self._window is not None and row.context_length > self._window:
             raise DocumentInvalid(
                 f"the row has a context of {row.context_length} tokens, but the model attends to {self._window} only; "
                 "train on shorter examples"
             )
+        for layer in self._layers:
+            layer.training = self._checkpointing and torch.is_grad_enabled()
+        try:
+            output = self.model.model(
+                input_ids=row.tokens[None],
+                position_ids=row.positions[None],
+                attention_mask=attention_mask(row),
+                use_cache=False,
+                **arguments,
+            )
+        finally:
+            for layer in self._layers:
+                layer.training = False
+        return output.last_hidden_state.flatten(0, 1)
 
     def _take_over(self) -> None:
         """Freeze the model, switch its attention, and prepare its layers for checkpointing."""
@@ -133,70 +116,49 @@ class AdaptedModel:
                 self._restore.append(partial(setattr, module, "training", True))
         if self._checkpointing:
             # Not the model's own switch, which also wants gradients of the embeddings. A layer computes again what its
-            # `training` says at the time (`hidden`); that of its modules stays off, which keeps dropout off.
+            # `training` says at the time (`_read`); that of its modules stays off, which keeps dropout off.
             again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
             for layer in self._layers:
                 layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, again
                 self._restore.append(partial(setattr, layer, "gradient_checkpointing", False))
 
     def _targets(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
-        """(module, hook) for everything that some adapter changes."""
-        lora: dict[str, dict[int, TrainableLora]] = {}
-        reft: dict[int, dict[int, TrainableReft]] = {}
-        for slot, adapter in enumerate(self.adapters):
-            assert isinstance(adapter, TrainableAdapter)
-            for layer, module, of_module in adapter.lora():
-                lora.setdefault(name_of_module(layer, module), {})[slot] = of_module
-            for layer, of_layer in adapter.reft():
-                reft.setdefault(layer, {})[slot] = of_layer
+        """(module, hook) for everything that the adapter changes."""
         modules = dict(self.model.named_modules())
-        for name, by_slot in lora.items():
-            target, first = modules.get(name), next(iter(by_slot.values()))
+        for layer, module, lora in self.adapter.lora():
+            name = name_of_module(layer, module)
+            target = modules.get(name)
             sizes = (getattr(target, "out_features", None), getattr(target, "in_features", None))
-            if sizes != (first.b.shape[0], first.a.shape[1]):
+            if sizes != (lora.b.shape[0], lora.a.shape[1]):
                 raise AdapterUntrainable(
-                    f"the adapter changes {name} from {first.a.shape[1]} to {first.b.shape[0]} values; the model's "
+                    f"the adapter changes {name} from {lora.a.shape[1]} to {lora.b.shape[0]} values; the model's "
                     f"has {sizes[1]} and {sizes[0]}: it is another model"
                 )
-            yield target, self._lora_hook(by_slot)
-        for number, on_layer in reft.items():
-            hidden = next(iter(on_layer.values())).hidden
-            if number >= len(self._layers) or hidden != self.model.config.hidden_size:
+            yield target, partial(self._after_projection, lora)
+        for number, reft in self.adapter.reft():
+            if number >= len(self._layers) or reft.hidden != self.model.config.hidden_size:
                 raise AdapterUntrainable(
-                    f"the adapter changes {hidden} values after layer {number}; the model has "
+                    f"the adapter changes {reft.hidden} values after layer {number}; the model has "
                     f"{len(self._layers)} layers of {self.model.config.hidden_size}: it is another model"
                 )
-            yield self._layers[number], self._reft_hook(on_layer)
+            yield self._layers[number], partial(self._after_layer, reft)
 
     def _enter_layer(self, _layer: Any, _inputs: Any, arguments: dict[str, Any]) -> None:
-        self._tokens = arguments.get(_ARGUMENT)
+        self._base_only = arguments.get(_ARGUMENT)
 
-    def _leave_layer(self, _layer: Any, _inputs: Any, _output: Any) -> None:
-        self._tokens = None
-
-    def _lora_hook(self, by_slot: dict[int, TrainableLora]) -> Callable[..., Any]:
-        def add(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:
-            return self._adapted(by_slot, inputs[0], output)
-
-        return add
-
-    def _reft_hook(self, by_slot: dict[int, TrainableReft]) -> Callable[..., Any]:
-        def add(_module: Any, _inputs: Any, output: Any) -> Any:
-            if not isinstance(output, tuple):
-                return self._adapted(by_slot, output, output)
-            stream = self._adapted(by_slot, output[0], output[0])
-            return output if stream is None else (stream, *output[1:])
-
-        return add
-
-    def _adapted(
-        self, by_slot: dict[int, TrainableLora] | dict[int, TrainableReft], stream: torch.Tensor, to: torch.Tensor
+    def _after_projection(
+        self, lora: TrainableLora, _module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
     ) -> torch.Tensor | None:
-        """`to` with the change of each token's adapter; None if no token has one."""
-        if self._tokens is None or not (slots := self._tokens.present(sorted(by_slot))):
+        if self._base_only is None:
             return None
-        factors = {slot: by_slot[slot].served(stream.dtype) for slot in slots}
-        return add_low_rank(stream, to, self._tokens, factors)
+        return lora.served(inputs[0].dtype).added(output, inputs[0], self._base_only)
+
+    def _after_layer(self, reft: TrainableReft, _module: Any, _inputs: Any, output: Any) -> Any:
+        if self._base_only is None:
+            return None
+        stream = output[0] if isinstance(output, tuple) else output
+        stream = reft.served(stream.dtype).added(stream, stream, self._base_only)
+        return (stream, *output[1:]) if isinstance(output, tuple) else stream
 
 
 def sliding_window(model: Any) -> int | None:

@@ -24,10 +24,6 @@ class Loss:
     weight: int  # number of tokens (SFT) or pairs (DPO)
     metrics: dict[str, torch.Tensor] = field(default_factory=dict)  # scalars without gradients; divide by `weight`
 
-    @property
-    def mean(self) -> torch.Tensor:
-        return self.total / self.weight
-
 
 def sft(scores: TargetScores, row: Row) -> Loss:
     """The negative log-likelihood of the answers' tokens, each of which counts the same."""
@@ -40,7 +36,7 @@ def dpo(
 ) -> Loss:
     """Direct preference optimisation (Rafailov et al. 2023): -log sigmoid(beta * (margin - reference's margin)).
 
-    `reference` are the scores of `row.without_slots()`: the base model is the reference, and needs no second copy.
+    `reference` are the base model's scores: it is the reference, and needs no second copy.
     """
     chosen, rejected = pairs(row)
     logps = scores.of_answers(row)  # [answers], and so are the rewards; margins and losses are [pairs]
@@ -82,9 +78,11 @@ def _metrics(
 
 
 class Scorer(Protocol):
-    """Reads rows under the adapters in training: `training.adapted_model.AdaptedModel`."""
+    """Reads rows under the adapter in training: `training.adapted_model.AdaptedModel`."""
 
     def score(self, row: Row) -> TargetScores: ...
+
+    def score_base(self, row: Row) -> TargetScores: ...
 
 
 class Objective(Protocol):
@@ -116,5 +114,5 @@ class Dpo:
 
     def __call__(self, model: Scorer, row: Row) -> Loss:
         with torch.no_grad():
-            reference = model.score(row.without_slots())
+            reference = model.score_base(row)
         return dpo(model.score(row), reference, row, beta=self.beta, label_smoothing=self.label_smoothing)

@@ -77,7 +77,7 @@ def facts_of(options: Options, command: str) -> dict[str, Any]:
         "adapters_checked": options.num_checked,
         "model": options.model,
         "model_sizes": {
-            "hidden": model.hidden, "num_layers": model.num_layers, **(model.config or {}), "dtype": DTYPE,
+            "hidden_size": model.hidden, "num_hidden_layers": model.num_layers, **(model.config or {}), "dtype": DTYPE,
             "weights": "random",
         },
         "device": options.device,

@@ -18,69 +18,42 @@ _WEIGHTS_STD = 0.02  # the usual initialization
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model's sizes. `config` has the fields of transformers' config; None for the demo model."""
+    """One model's sizes. `config` has further fields of transformers' config; None for the demo model."""
 
     hidden: int
     num_layers: int
     config: Mapping[str, Any] | None
 
 
+_LLAMA: Mapping[str, Any] = {
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+_QWEN: Mapping[str, Any] = {
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "vocab_size": 151936,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+# Weights in FP8: those of bfloat16 do not fit into one GPU, not even until an engine has quantized them.
+_FP8 = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}
+
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "tiny": Model(256, 4, None),
-        "qwen2.5-0.5b": Model(
-            896,
-            24,
-            {
-                "model_type": "qwen2",
-                "hidden_size": 896,
-                "num_hidden_layers": 24,
-                "num_attention_heads": 14,
-                "num_key_value_heads": 2,
-                "intermediate_size": 4864,
-                "vocab_size": 151936,
-                "max_position_embeddings": 32768,
-                "rms_norm_eps": 1e-6,
-                "rope_theta": 1000000.0,
-                "tie_word_embeddings": True,
-            },
-        ),
-        "llama-3.1-8b": Model(
-            4096,
-            32,
-            {
-                "model_type": "llama",
-                "hidden_size": 4096,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "intermediate_size": 14336,
-                "vocab_size": 128256,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 500000.0,
-                "tie_word_embeddings": False,
-            },
-        ),
-        # Weights in FP8: those of bfloat16 do not fit into one GPU, not even until an engine has quantized them.
-        "llama-3.1-70b-fp8": Model(
-            8192,
-            80,
-            {
-                "model_type": "llama",
-                "hidden_size": 8192,
-                "num_hidden_layers": 80,
-                "num_attention_heads": 64,
-                "num_key_value_heads": 8,
-                "intermediate_size": 28672,
-                "vocab_size": 128256,
-                "max_position_embeddings": 131072,
-                "rms_norm_eps": 1e-5,
-                "rope_theta": 500000.0,
-                "tie_word_embeddings": False,
-                "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"},
-            },
-        ),
+        "qwen2.5-0.5b": Model(896, 24, _QWEN),
+        "llama-3.1-8b": Model(4096, 32, {**_LLAMA, "num_attention_heads": 32, "intermediate_size": 14336}),
+        "llama-3.1-70b-fp8": Model(8192, 80, {**_LLAMA, "num_attention_heads": 64, "intermediate_size": 28672, **_FP8}),
     }
 )
 
@@ -129,8 +102,8 @@ def config_of(name: str) -> tuple[Any, Any]:
     model, tokenizer = MODELS[name], make_tokenizer()
     if model.config is None:
         return llama_config(tokenizer, model.hidden, model.num_layers), tokenizer
-    fields = dict(model.config)
-    config = AutoConfig.for_model(fields.pop("model_type"), **fields, bos_token_id=None, eos_token_id=None)
+    sizes = {"hidden_size": model.hidden, "num_hidden_layers": model.num_layers, **model.config}
+    config = AutoConfig.for_model(**sizes, bos_token_id=None, eos_token_id=None)
     return config, with_vocabulary(tokenizer, config.vocab_size)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.adapters.opened import opened_library
 from cli.adapters.outcome import REFUSED, fail, failures_end, print_result
-from cli.train.outcome import failures_end as training_failures_end
+from cli.libraries import needing
 
 if TYPE_CHECKING:
     from training.conversion.convert import Converted
@@ -76,7 +76,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _convert(arguments: argparse.Namespace) -> None:
-    with training_failures_end(), failures_end(arguments):
+    with needing(), failures_end(arguments):
         _check(arguments)
         with _source(arguments) as (directory, model, revision_id):
             converted = _converted(arguments, directory, model, revision_id)

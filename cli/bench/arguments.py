@@ -2,16 +2,21 @@
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from bench.systems.models import MODELS
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Options = TypeVar("Options", bound="DataclassInstance")
+say = partial(print, flush=True)
 _SECRET_OPTION = "--header"  # whose values may have keys or passwords
 _HIDDEN = "…"
 _IS_PATH = re.compile(r"(/|~/|\.{1,2}/)\S*")
@@ -21,6 +26,20 @@ _PASSWORD = re.compile(r"://[^/@\s]*@")
 def add_json(benchmark: Any) -> None:
     """Add `--json`."""
     benchmark.add_argument("--json", type=Path, metavar="FILE", help="write the numbers")
+
+
+def add_engines(benchmark: Any) -> None:
+    """Add the options of what engines run."""
+    benchmark.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
+    benchmark.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
+    benchmark.add_argument("--lora-rank", type=positive, help="default: the workload's; 16 where there are several")
+    benchmark.add_argument(
+        "--engine-arguments",
+        type=lambda text: tuple(shlex.split(text)),
+        default=(),
+        metavar="TEXT",
+        help="additional SGLang arguments for every engine",
+    )
 
 
 def not_negative(text: str) -> int:

@@ -1,16 +1,22 @@
 """`prelude bench goodput`. Engines are imported only by the run."""
 
 import argparse
-import shlex
 from dataclasses import replace
 from typing import Any
 
 from bench.errors import BenchError
 from bench.systems.layout import Layout
-from bench.systems.models import MODELS
-from cli.bench.arguments import add_json, lengths, positive, positive_float, recorded_command, with_given
+from cli.bench.arguments import (
+    add_engines,
+    add_json,
+    lengths,
+    positive,
+    positive_float,
+    recorded_command,
+    say,
+    with_given,
+)
 from cli.bench.load import objective
-from cli.bench.outcome import failure_ends, say
 
 
 def add_command(benchmarks: Any) -> None:
@@ -63,20 +69,11 @@ def add_command(benchmarks: Any) -> None:
     goodput.add_argument(
         "--chunk-tokens", type=positive, metavar="N", help="of prompts, per prefill batch; default: 2048"
     )
-    goodput.add_argument("--device", choices=("cpu", "cuda"), help="default: cpu")
-    goodput.add_argument("--model", choices=MODELS, help="model dimensions; default: tiny")
-    goodput.add_argument("--lora-rank", type=positive, help="default: 16")
-    goodput.add_argument(
-        "--engine-arguments",
-        type=lambda text: tuple(shlex.split(text)),
-        metavar="TEXT",
-        help="additional SGLang arguments for every engine",
-    )
+    add_engines(goodput)
     add_json(goodput)
     goodput.set_defaults(run=_run)
 
 
-@failure_ends
 def _run(arguments: argparse.Namespace) -> None:
     from bench.matrix import goodput
 

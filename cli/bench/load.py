@@ -19,7 +19,6 @@ from bench.workloads.lengths import FixedLengths
 from bench.workloads.popularity import DISTRIBUTIONS
 from bench.workloads.workload import Workload
 from cli.bench.arguments import add_json, not_negative, positive, positive_float, recorded_command
-from cli.bench.outcome import failure_ends
 
 MAX_SWEPT_RATE = 100_000.0
 _SWEPT_SHARE = 0.99
@@ -112,7 +111,6 @@ def add_distribution(parser: Any) -> None:
     )
 
 
-@failure_ends
 def _run(arguments: argparse.Namespace) -> None:
     from bench.load.run import run, run_sweep
     from bench.load.sweep import Sweep

@@ -1,22 +1,21 @@
 """`prelude bench matrix`: systems beside each other. Imports of engines wait for the run."""
 
 import argparse
-import shlex
 from typing import Any
 
 from bench.matrix.options import DURATION_S, SLO_MS, SYSTEMS, Options
 from bench.matrix.plan import MATRICES, cells_of, lora_rank_of, matrix_named
-from bench.systems.models import MODELS
 from cli.bench.arguments import (
+    add_engines,
     add_json,
     not_negative_float,
     numbers,
     positive,
     positive_float,
     recorded_command,
+    say,
 )
 from cli.bench.load import add_distribution, objective, objectives
-from cli.bench.outcome import failure_ends, say
 
 
 def add_command(benchmarks: Any) -> None:
@@ -28,11 +27,8 @@ def add_command(benchmarks: Any) -> None:
         help=f"a workload of `prelude bench load`, or one of {', '.join(MATRICES)}; default: pioneer-sweep",
     )  # fmt: skip
     matrix.add_argument("--systems", type=systems_named, help=f"any of {','.join(SYSTEMS)}; default: the matrix's")
-    matrix.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: cpu")
     matrix.add_argument("--gpus", type=positive, default=1, metavar="N", help="GPUs per system; default: 1")
-    matrix.add_argument("--model", choices=MODELS, default="tiny", help="model dimensions; default: tiny")
     matrix.add_argument("--tensor-parallel", type=positive, default=1, metavar="N", help="GPUs per engine; default: 1")
-    matrix.add_argument("--lora-rank", type=positive, help="default: the workload's; 16 where several differ")
     matrix.add_argument("--slots", type=positive, help="adapter slots of each engine; default: the matrix's, 32")
     matrix.add_argument(
         "--through", choices=("engines", "router"),
@@ -43,10 +39,7 @@ def add_command(benchmarks: Any) -> None:
         "--host-adapters", type=positive, metavar="N",
         help="adapters that fit in the host memory of a cluster's worker; default: all, for `cold` 28",
     )  # fmt: skip
-    matrix.add_argument(
-        "--engine-arguments", type=shlex.split, default=(), metavar="TEXT",
-        help="additional SGLang arguments for every engine",
-    )  # fmt: skip
+    add_engines(matrix)
     matrix.add_argument(
         "--adapters", type=numbers, metavar="N,…", help="numbers of adapters in use; default: the workload's"
     )
@@ -107,11 +100,10 @@ def options_of(arguments: argparse.Namespace) -> Options:
         tensor_parallel=arguments.tensor_parallel,
         through=arguments.through or ("router" if host_adapters else "engines"),
         host_adapters=host_adapters,
-        engine_arguments=tuple(arguments.engine_arguments),
+        engine_arguments=arguments.engine_arguments,
     )
 
 
-@failure_ends
 def _run(arguments: argparse.Namespace) -> None:
     from bench.matrix.run import run
 

@@ -3,8 +3,7 @@
 import argparse
 from typing import Any
 
-from cli.bench.arguments import add_json, recorded_command, with_given
-from cli.bench.outcome import failure_ends, say
+from cli.bench.arguments import add_json, recorded_command, say, with_given
 
 
 def add_command(benchmarks: Any) -> None:
@@ -48,7 +47,6 @@ def _layouts(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-@failure_ends
 def _simulate(arguments: argparse.Namespace) -> None:
     from bench.simulator import layouts
     from bench.simulator.options import Options

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from cli.libraries import needing
 from cli.train import evaluate, options
-from cli.train.outcome import failures_end
 
 if TYPE_CHECKING:
     from training.loop.training import Outcome
@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> None:
-    with failures_end():
+    with needing():
         from training.loop.progress import ProgressLog
         from training.runs.base import choose_threads
         from training.runs.run import prepared
@@ -111,9 +111,10 @@ class _Watch:
 def _beginning(ready: Prepared) -> str:
     left_out = f", {ready.num_too_long} over-long ones left out" if ready.num_too_long else ""
     at = f", continued at step {ready.training.step}" if ready.training.step else ""
+    training, parameters = ready.training, ready.model.adapter.num_parameters
     return (
-        f"{ready.num_examples} examples{left_out}, {ready.num_parameters:,} parameters, {ready.training.num_steps} "
-        f"steps in {ready.training.num_epochs:.3g} epochs{at}"
+        f"{ready.num_examples} examples{left_out}, {parameters:,} parameters, {training.num_steps} steps in "
+        f"{training.num_epochs:.3g} epochs{at}"
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.train.outcome import failures_end
+from cli.libraries import needing
 
 if TYPE_CHECKING:
     from adapters.model.normal_form import Positions
@@ -61,7 +61,7 @@ def add_command(commands: Any) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    with failures_end():
+    with needing():
         from training.errors import OptionInvalid
 
         if arguments.rows is not None and arguments.rows < 1:

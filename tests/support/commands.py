@@ -1,5 +1,8 @@
 """Runs `prelude …` in this process, and what most commands are run on."""
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -21,3 +24,11 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int
         status = int(ended.code or 0)
     output = capsys.readouterr()
     return status, output.out, output.err
+
+
+@contextmanager
+def refused(capsys: pytest.CaptureFixture[str], says: str) -> Iterator[None]:
+    """A command in the block exits with 1, and its error matches."""
+    with pytest.raises(SystemExit, match=r"^1$"):
+        yield
+    assert re.search(says, capsys.readouterr().err)

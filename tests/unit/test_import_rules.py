@@ -72,8 +72,7 @@ bench.measuring bench.workloads
 bench.load
 bench.systems
 bench
-cli.quiet cli.agents cli.bench.arguments cli.train.outcome
-cli.bench.outcome
+cli.libraries cli.agents cli.bench.arguments
 cli.bench.load
 cli.bench.matrix
 cli.adapters cli.bench cli.train

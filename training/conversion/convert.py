@@ -236,7 +236,7 @@ def _taught(
     longest = max(len(each.context) + len(each.expected) for each in questions)
     row_tokens = max(row_tokens, longest + -longest % ROW_MULTIPLE)
     fixed = base.model.dtype != torch.float32  # kernels in 16 bits round by the length
-    return Taught(Batches(examples, "prefill", row_tokens, fixed_rows=fixed), states)
+    return Taught(Batches(examples, row_tokens, fixed_rows=fixed), states)
 
 
 def _digest(prompts: Sequence[_Prompt]) -> str:

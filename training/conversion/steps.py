@@ -7,14 +7,14 @@ from typing import Any, TextIO
 
 import torch
 
-from training.adapted_model import attach
+from training.adapted_model import AdaptedModel
 from training.conversion.divergence import Divergence
-from training.errors import LossNotFinite, MemoryExceeded
+from training.errors import MemoryExceeded
 from training.loop.batches import Batches
 from training.loop.data_order import DataOrder
 from training.loop.optimiser import AdamOptions, Optimiser
 from training.loop.schedule import Schedule
-from training.loop.training import evaluate
+from training.loop.training import backward, evaluate
 from training.trainable.adapter import TrainableAdapter
 
 _EVALUATIONS = 10  # of all steps
@@ -53,36 +53,24 @@ def train(
     model: Any, student: TrainableAdapter, learned: Taught, held_out: Taught, steps: Steps, told: TextIO
 ) -> Outcome:
     """Leave the student as it was at its best step, and the model as it was. Raises LossNotFinite, MemoryExceeded."""
-    adapted = attach(model, [student], checkpointing=model.device.type != "cpu")  # CPUs have memory, and no time
+    adapted = AdaptedModel(model, student, checkpointing=model.device.type != "cpu")  # CPUs have memory, and no time
     parameters = dict(student.named_parameters())
     order = DataOrder(len(learned.batches), steps.batch_size, steps.seed)
     schedule = Schedule(steps.learning_rate, steps.count, min(math.ceil(_WARMUP * steps.count), steps.count - 1))
-    optimiser = Optimiser(parameters, AdamOptions())
+    optimiser = Optimiser(student)
     objective, every = Divergence(learned.states), math.ceil(steps.count / _EVALUATIONS)
     try:
         best = evaluate(adapted, Divergence(held_out.states), held_out.batches)["loss"]
         kept, best_step, step = _copy(parameters), 0, 0
         while step < steps.count and step - best_step < _PATIENCE * every:
-            rows = learned.batches.rows(order.at(step))
-            total = 0.0
-            for row in rows:
-                loss = objective(adapted, row)
-                loss.total.backward()
-                total += loss.total.item()
-            num_tokens = sum(row.num_targets for row in rows)
-            if not math.isfinite(total):
-                raise LossNotFinite(
-                    f"step {step + 1}: the divergence is {total}; lower the learning rate, or look at "
-                    f"{learned.batches.named(rows)}"
-                )
-            for parameter in parameters.values():
-                if parameter.grad is not None:
-                    parameter.grad /= num_tokens
-            optimiser.step(schedule.at(step))
+            losses = backward(adapted, objective, learned.batches, learned.batches.rows(order.at(step)))
+            num_tokens = sum(loss.weight for loss in losses)
+            optimiser.step(schedule.at(step), AdamOptions(), weight=num_tokens)
             step += 1
             if step % every == 0 or step == steps.count:
                 found = evaluate(adapted, Divergence(held_out.states), held_out.batches)["loss"]
-                numbers = f"divergence {total / num_tokens:.4f}, held-out {found:.4f} nats a token"
+                learned_from = sum(loss.total.item() for loss in losses) / num_tokens
+                numbers = f"divergence {learned_from:.4f}, held-out {found:.4f} nats a token"
                 print(f"step {step} of {steps.count}: {numbers}", file=told, flush=True)
                 if found < best:
                     best, best_step, kept = found, step, _copy(parameters)

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from adapters.model.normal_form import Positions
 from training.data.columns import Conversation, TextTurn
 from training.data.jsonl import RowFault, read_rows
 from training.data.tokens import Encoder, Turn
@@ -23,7 +22,7 @@ class Example:
     where: str  # file and row
     turns: tuple[Turn, ...]
 
-    def documents(self, number: int, positions: Positions, slot: int = 0) -> Iterator[Document]:
+    def documents(self, number: int) -> Iterator[Document]:
         """A document for each turn, whose branches say that they come from row `number` of the data."""
         for turn in self.turns:
             position = len(turn.context)
@@ -31,7 +30,7 @@ class Example:
                 Branch(position, tuple(answer), number, is_chosen=place == 0)
                 for place, answer in enumerate(turn.answers)
             )
-            yield Document(tuple(turn.context), tuple(branches), slot, positions)
+            yield Document(tuple(turn.context), tuple(branches))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from training.adapted_model import AdaptedModel, attach
+from training.adapted_model import AdaptedModel
 from training.errors import CheckpointDamaged, TrainingError
 from training.executor.learner import Learner
 from training.executor.operations import (
@@ -329,7 +329,7 @@ class Executor:
         """The base model with this adapter."""
         if self._attached is None or self._attached[0] is not learner:
             self._detach()
-            self._attached = (learner, attach(self._base.model, [learner.adapter]))
+            self._attached = (learner, AdaptedModel(self._base.model, learner.adapter))
         return self._attached[1]
 
     def _forget_if_due(self, queue: _Queue, seq: int, operation: Operation | None) -> None:

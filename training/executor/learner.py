@@ -11,7 +11,7 @@ from training.errors import LossNotFinite, OptionInvalid
 from training.executor.operations import Done, Pass, Scored, Spec, Step
 from training.executor.passes import compute
 from training.loop.optimiser import AdamOptions, Optimiser
-from training.loop.state import BUFFER, TrainingState
+from training.loop.state import TrainingState
 from training.loop.whole_folder import replace_folder, settle
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.files import write_adapter
@@ -27,19 +27,16 @@ class Learner:
         """All of it is in the device's memory from now on. Raises AdapterUntrainable."""
         self.adapter = TrainableAdapter.create(spec.of_adapter(), base, seed=spec.seed).to(device)
         self.lost: str | None = None  # why the gradient is not whole
-        self._optimiser = self._new_optimiser()
+        self._optimiser = Optimiser(self.adapter)
 
     @property
     def num_bytes(self) -> int:
         """Of the parameters, and of their two moments, which are as large."""
         return 3 * sum(each.nbytes for each in self.adapter.parameters())
 
-    def _new_optimiser(self) -> Optimiser:
-        return Optimiser(dict(self.adapter.named_parameters()), AdamOptions())
-
     def run(self, task: Pass, model: AdaptedModel, row_tokens: int) -> Scored:
         """Raises TrainingError; then the gradient is not whole."""
-        return compute(model, task, self.adapter.positions, row_tokens)
+        return compute(model, task, row_tokens)
 
     def lose(self, why: str) -> None:
         """A pass of this step failed: the step must fail, too, or it would use a part of the gradient."""
@@ -63,7 +60,7 @@ class Learner:
             before = {name: each.clone() for name, each in self._optimiser.tensors().items()}
             norm = self._optimiser.step(task.learning_rate, options)
             if not torch.nn.utils.get_total_norm(self.adapter.parameters(), math.inf).isfinite():  # as with eps=0: 0/0
-                self._optimiser = self._new_optimiser()
+                self._optimiser = Optimiser(self.adapter)
                 self._optimiser.load(before)
                 raise LossNotFinite("the step would make parameters infinite; raise eps, or lower the learning rate")
             return Done({"grad_norm": norm})
@@ -76,8 +73,7 @@ class Learner:
         def write(partial: Path) -> None:
             write_adapter(self.adapter, partial, base_name)
             (partial / _STATE).mkdir()
-            buffers = {f"{BUFFER}{name}": each for name, each in self.adapter.named_buffers()}
-            TrainingState(seq, self._optimiser.tensors() | buffers).write(partial / _STATE)
+            TrainingState(seq, self._optimiser.tensors()).write(partial / _STATE)
 
         folder.parent.mkdir(parents=True, exist_ok=True)
         replace_folder(folder, write)
@@ -89,12 +85,7 @@ class Learner:
         """
         settle(folder)
         state = TrainingState.read(folder / _STATE)
-        kept = state.tensors
-        if not whole:
-            kept = {name: each for name, each in kept.items() if name.startswith("parameter/")}
-        self._optimiser.load(kept)
-        for name, each in self.adapter.named_buffers():
-            each.copy_(state.tensors[f"{BUFFER}{name}"])
+        self._optimiser.load(state.tensors, with_moments=whole)
         return state.step
 
     def export(self, dtype: torch.dtype) -> ServedWeights:

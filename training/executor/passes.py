@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from adapters.model.normal_form import Positions
 from training.adapted_model import AdaptedModel
 from training.errors import LossNotFinite
 from training.executor.losses import LOSSES
@@ -29,12 +28,12 @@ class Run(NamedTuple):
     end: int
 
 
-def compute(model: AdaptedModel, task: Pass, positions: Positions, row_tokens: int) -> Scored:
-    """The result of a pass; its gradient is added to that of the adapter in slot 0.
+def compute(model: AdaptedModel, task: Pass, row_tokens: int) -> Scored:
+    """The result of a pass; its gradient is added to that of the adapter.
 
     Raises DocumentInvalid and LossNotFinite; then a part of the gradient may have been added.
     """
-    documents, runs = _documents(task.data, positions)
+    documents, runs = _documents(task.data)
     logprobs = [np.zeros(len(datum.targets) // 4, np.float32) for datum in task.data]
     loss_sum = 0.0
     with torch.set_grad_enabled(not task.forward_only):
@@ -52,7 +51,7 @@ def compute(model: AdaptedModel, task: Pass, positions: Positions, row_tokens: i
     return Scored(loss_sum, tuple(each.tobytes() for each in logprobs))
 
 
-def _documents(data: Sequence[Datum], positions: Positions) -> tuple[list[Document], list[Run]]:
+def _documents(data: Sequence[Datum]) -> tuple[list[Document], list[Run]]:
     """A document for each run, whose branch's example is the run's number."""
     documents: list[Document] = []
     runs: list[Run] = []
@@ -60,7 +59,7 @@ def _documents(data: Sequence[Datum], positions: Positions) -> tuple[list[Docume
         tokens, targets = datum.token_ids, datum.target_ids
         for first, end in datum.answers:
             branch = Branch(first + 1, targets[first:end], example=len(runs))
-            documents.append(Document(tokens[: first + 1], (branch,), positions=positions))
+            documents.append(Document(tokens[: first + 1], (branch,)))
             runs.append(Run(number, first, end))
     return documents, runs
 

@@ -19,13 +19,11 @@ class Averages:
         pair[0] += total
         pair[1] += weight
 
-    def add_loss(self, loss: Loss) -> float:
-        """Add a row's loss and metrics; returns the loss. Waits for the device."""
-        total = float(loss.total.detach())
-        self.add(_LOSS, total, loss.weight)
+    def add_loss(self, loss: Loss) -> None:
+        """Add a row's loss and metrics. Waits for the device."""
+        self.add(_LOSS, float(loss.total.detach()), loss.weight)
         for name, value in loss.metrics.items():
             self.add(name, float(value), loss.weight)
-        return total
 
     def means(self) -> dict[str, float]:
         """By name, in the order in which they came first."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from adapters.model.normal_form import Positions
 from training.data.examples import Example
 from training.errors import DataInvalid, DocumentInvalid
 from training.tree.documents import merge
@@ -13,17 +12,14 @@ _SHOWN = 4  # examples
 
 
 class Batches:
-    """The rows of any choice of examples, for one adapter. Raises DataInvalid for an example longer than a row."""
+    """The rows of any choice of examples. Raises DataInvalid for an example longer than a row."""
 
-    def __init__(
-        self, examples: Sequence[Example], positions: Positions, row_tokens: int, *, fixed_rows: bool, slot: int = 0
-    ) -> None:
+    def __init__(self, examples: Sequence[Example], row_tokens: int, *, fixed_rows: bool) -> None:
         self._examples, self._row_tokens = examples, row_tokens
         self._multiple = row_tokens if fixed_rows else ROW_MULTIPLE
-        self._positions, self._slot = positions, slot
         faults = []
         for number, example in enumerate(examples):
-            longest = max(each.num_tokens for each in example.documents(number, positions, slot))
+            longest = max(each.num_tokens for each in example.documents(number))
             if longest > row_tokens:
                 faults.append(
                     f"{example.where}: over-long: prompt and answers have {longest} tokens, a row has {row_tokens}"
@@ -36,11 +32,7 @@ class Batches:
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows of these examples. Raises DocumentInvalid for what packing cannot do."""
-        documents = [
-            document
-            for number in numbers
-            for document in self._examples[number].documents(number, self._positions, self._slot)
-        ]
+        documents = [document for number in numbers for document in self._examples[number].documents(number)]
         try:
             return pack(merge(documents, self._row_tokens), self._row_tokens, self._multiple)
         except DocumentInvalid as error:

@@ -1,4 +1,4 @@
-"""AdamW over named float32 masters, with gradient clipping and a state that resumes exactly."""
+"""AdamW over an adapter's float32 masters, with gradient clipping and a state that resumes exactly."""
 
 import math
 from collections.abc import Mapping
@@ -28,40 +28,34 @@ class AdamOptions:
 
 
 class Optimiser:
-    """Updates the parameters from the gradients that were accumulated in them."""
+    """Updates the parameters of an adapter from the gradients that were accumulated in them."""
 
-    def __init__(self, parameters: Mapping[str, torch.nn.Parameter], options: AdamOptions) -> None:
-        self._parameters = dict(parameters)
-        self._max_grad_norm = options.max_grad_norm
-        self._adam = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=0.0,
-            betas=options.betas,
-            eps=options.epsilon,
-            weight_decay=options.weight_decay,
-        )
+    def __init__(self, adapter: torch.nn.Module) -> None:
+        self._parameters, self._buffers = dict(adapter.named_parameters()), dict(adapter.named_buffers())
+        self._adam = torch.optim.AdamW(self._parameters.values())
 
-    def step(self, learning_rate: float, options: AdamOptions | None = None) -> float:
-        """Clip, update, clear the gradients; returns their norm before clipping. `options`: from now on.
+    def step(self, learning_rate: float, options: AdamOptions, *, weight: float = 1) -> float:
+        """Clip, update, clear the gradients; returns their norm before clipping.
 
-        Raises LossNotFinite, and changes no parameter, if the norm is NaN or infinite.
+        `weight`: what the gradients, which are of a sum, are divided by first. Raises LossNotFinite, and changes no
+        parameter, if the norm is NaN or infinite.
         """
-        if options is not None:
-            self._max_grad_norm = options.max_grad_norm
-            self._adam.param_groups[0] |= {
-                "betas": options.betas,
-                "eps": options.epsilon,
-                "weight_decay": options.weight_decay,
-            }
         gradients = [each.grad for each in self._parameters.values() if each.grad is not None]
+        if weight != 1:
+            torch._foreach_div_(gradients, weight)
         norm = torch.nn.utils.get_total_norm(gradients)
         if not torch.isfinite(norm):
             raise LossNotFinite(
                 f"the gradient's norm is {norm.item()}; lower the learning rate, or look at the step's examples"
             )
-        if self._max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._max_grad_norm, norm)
-        self._adam.param_groups[0]["lr"] = learning_rate
+        if options.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), options.max_grad_norm, norm)
+        self._adam.param_groups[0] |= {
+            "lr": learning_rate,
+            "betas": options.betas,
+            "eps": options.epsilon,
+            "weight_decay": options.weight_decay,
+        }
         self._adam.step()
         self.clear()
         return norm.item()
@@ -71,14 +65,14 @@ class Optimiser:
         self._adam.zero_grad(set_to_none=True)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Parameters and moments by name. Not copies."""
+        """Parameters, moments and buffers by name. Not copies."""
         found = {f"parameter/{name}": each.detach() for name, each in self._parameters.items()}
         for name, each in self._parameters.items():
             state = self._adam.state.get(each, {})
             found |= {f"{moment}/{name}": state[moment] for moment in _MOMENTS if moment in state}
-        return found
+        return found | {f"buffer/{name}": each for name, each in self._buffers.items()}
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, tensors: Mapping[str, torch.Tensor], *, with_moments: bool = True) -> None:
         """Take over what `tensors` returned. Raises CheckpointDamaged if it is of other parameters."""
         for name, each in self._parameters.items():
             saved = tensors.get(f"parameter/{name}")
@@ -90,9 +84,11 @@ class Optimiser:
             with torch.no_grad():
                 each.copy_(saved)
             state = {moment: tensors[key] for moment in _MOMENTS if (key := f"{moment}/{name}") in tensors}
-            if state:
+            if state and with_moments:
                 # The count of steps stays on the CPU, as torch has it.
                 self._adam.state[each] = {
                     moment: value.clone() if moment == "step" else value.to(each.device, copy=True)
                     for moment, value in state.items()
                 }
+        for name, each in self._buffers.items():
+            each.copy_(tensors[f"buffer/{name}"])

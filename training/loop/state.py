@@ -15,7 +15,6 @@ from training.errors import CheckpointDamaged
 _FORMAT = "prelude-training-state-1"
 _TENSORS, _NUMBERS = "state.safetensors", "state.json"
 _CODES = {torch.float64: "F64", torch.float32: "F32"}
-BUFFER = "buffer/"  # before the names of buffers
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from training.adapted_model import AdaptedModel
 from training.errors import LossNotFinite, MemoryExceeded
 from training.loop.averages import Averages
 from training.loop.batches import Batches
@@ -16,9 +17,10 @@ from training.loop.optimiser import Optimiser
 from training.loop.options import LoopOptions
 from training.loop.run_folder import RunFolder
 from training.loop.schedule import Schedule
-from training.loop.state import BUFFER, TrainingState
-from training.losses import Objective, Scorer
-from training.tree.rows import NONE
+from training.loop.state import TrainingState
+from training.losses import Loss, Objective, Scorer
+from training.trainable.files import write_adapter
+from training.tree.rows import NONE, Row
 
 _EVALUATED_AT_ONCE = 1024  # examples whose rows are in memory
 _PER_RUN = 10  # evaluations and checkpoints, unless options say otherwise
@@ -40,16 +42,6 @@ class Outcome:
         return self.step == self.num_steps
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What is trained: the model that reads rows, the parameters that change, and how the adapter is written."""
-
-    model: Scorer
-    parameters: Mapping[str, torch.nn.Parameter]
-    write_adapter: Callable[[Path], None]  # its files into an empty folder; raises OSError
-    buffers: Mapping[str, torch.Tensor] = field(default_factory=dict)  # what else the adapter is computed from
-
-
 class Training:
     """One run, in its folder. It begins where the last checkpoint ended, or at step 0.
 
@@ -60,7 +52,8 @@ class Training:
 
     def __init__(
         self,
-        trained: Trained,
+        model: AdaptedModel,
+        base_name: str,  # for people, in checkpoints
         objective: Objective,
         batches: Batches,
         options: LoopOptions,
@@ -70,13 +63,14 @@ class Training:
         logs: Sequence[Log] = (),
         evaluated: Evaluated | None = None,  # called after each evaluation or, if there is none, at the end
     ) -> None:
-        self._trained, self._objective, self._batches, self._held_out = trained, objective, batches, held_out
+        self._model, self._adapter, self._base_name = model, model.adapter, base_name
+        self._objective, self._batches, self._held_out = objective, batches, held_out
         self._options, self._folder, self._logs, self._evaluated = options, folder, logs, evaluated
         self._order = DataOrder(len(batches), options.batch_size, options.seed)
         self.num_steps = options.max_steps or self._order.num_steps(options.num_epochs)
         warmup = min(math.ceil(options.warmup_ratio * self.num_steps), self.num_steps - 1)
         self._schedule = Schedule(options.learning_rate, self.num_steps, warmup, options.decay)
-        self._optimiser = Optimiser(trained.parameters, options.adam)
+        self._optimiser = Optimiser(self._adapter)
         seldom = math.ceil(self.num_steps / _PER_RUN)
         self._eval_every = options.eval_every or seldom
         self._save_every = options.save_every or seldom
@@ -90,8 +84,6 @@ class Training:
     def _load(self, state: TrainingState) -> None:
         if state.step:
             self._optimiser.load(state.tensors)
-            for name, buffer in self._trained.buffers.items():
-                buffer.copy_(state.tensors[f"{BUFFER}{name}"])
         self.step, self._num_tokens = state.step, state.num_tokens
         self._best_loss, self._best_step = state.best_loss, state.best_step
         self._window = Averages(state.window)
@@ -128,35 +120,20 @@ class Training:
 
     def _train_step(self) -> None:
         """One update from the rows of one batch, whose loss is averaged over all of its tokens or pairs."""
-        step = self.step
-        rows = self._batches.rows(self._order.at(step))
-        losses = []
-        for row in rows:
-            loss = self._objective(self._trained.model, row)
-            loss.total.backward()
-            losses.append(loss)
-            self._num_tokens += int((row.documents != NONE).sum())
-        totals = [self._window.add_loss(loss) for loss in losses]
-        weight = sum(loss.weight for loss in losses)
-        if not math.isfinite(total := sum(totals)):
-            bad = [row for row, each in zip(rows, totals, strict=True) if not math.isfinite(each)]
-            raise LossNotFinite(
-                f"step {step + 1}: the loss is {total}; the last checkpoint is as it was. Lower the learning rate, or "
-                f"look at {self._batches.named(bad or rows)}"
-            )
-        for parameter in self._trained.parameters.values():
-            if parameter.grad is not None:
-                parameter.grad /= weight
-        learning_rate = self._schedule.at(step)
+        self._learning_rate = self._schedule.at(self.step)
+        rows = self._batches.rows(self._order.at(self.step))
         try:
-            norm = self._optimiser.step(learning_rate)
+            losses = backward(self._model, self._objective, self._batches, rows)
+            weight = sum(loss.weight for loss in losses)
+            norm = self._optimiser.step(self._learning_rate, self._options.adam, weight=weight)
         except LossNotFinite as error:
-            raise LossNotFinite(
-                f"step {step + 1}: {error}, which are {self._batches.named(rows)}; the last checkpoint is as it was"
-            ) from error
+            named = self._batches.named(rows)
+            raise LossNotFinite(f"step {self.step + 1} ({named}): {error}; the last checkpoint is as it was") from error
         self.step += 1
+        self._num_tokens += sum(int((row.documents != NONE).sum()) for row in rows)
+        for loss in losses:
+            self._window.add_loss(loss)
         self._window.add("grad_norm", norm, 1)
-        self._learning_rate = learning_rate
 
     def _after_step(self) -> bool:
         """Log, evaluate and save what is due. True if a checkpoint has this step."""
@@ -179,9 +156,9 @@ class Training:
     def _evaluate(self, held_out: Batches) -> dict[str, float]:
         """Log the metrics of the held-out examples, and note if they are the best."""
         try:
-            averages = evaluate(self._trained.model, self._objective, held_out)
+            averages = evaluate(self._model, self._objective, held_out)
         except LossNotFinite as error:
-            raise LossNotFinite(f"step {self.step}: {error}; the last checkpoint is as it was") from error
+            raise LossNotFinite(f"step {self.step}, evaluation: {error}; the last checkpoint is as it was") from error
         metrics = {f"eval_{name}": value for name, value in averages.items()}
         self._log(metrics)
         loss = metrics["eval_loss"]
@@ -192,30 +169,50 @@ class Training:
     def _save_best(self) -> None:
         """Keep this step as the best one. After `_save`: a kill in between is mended by `_load`."""
         assert self._best_loss is not None
-        self._folder.save_best(self.step, self._best_loss, self._trained.write_adapter)
+        self._folder.save_best(self.step, self._best_loss, self._write_adapter)
 
     def _save(self) -> None:
-        for name, parameter in self._trained.parameters.items():
+        for name, parameter in self._adapter.named_parameters():
             if not torch.isfinite(parameter).all():
                 raise LossNotFinite(
                     f"step {self.step}: {name} is not finite any more; the last checkpoint is as it was. Lower the "
                     "learning rate"
                 )
-        buffers = {f"{BUFFER}{name}": buffer for name, buffer in self._trained.buffers.items()}
         state = TrainingState(
             step=self.step,
-            tensors={**self._optimiser.tensors(), **buffers},
+            tensors=self._optimiser.tensors(),
             num_tokens=self._num_tokens,
             best_loss=self._best_loss,
             best_step=self._best_step,
             window=self._window.sums(),
         )
-        self._folder.save_last(state, self._trained.write_adapter)
+        self._folder.save_last(state, self._write_adapter)
+
+    def _write_adapter(self, folder: Path) -> None:
+        write_adapter(self._adapter, folder, self._base_name)
 
     def _log(self, metrics: Mapping[str, float]) -> None:
         line = {**metrics, "num_tokens": self._num_tokens, "epoch": self.step / self._order.steps_per_epoch}
         for log in self._logs:
             log.write(self.step, line)
+
+
+def backward(model: Scorer, objective: Objective, batches: Batches, rows: Sequence[Row]) -> list[Loss]:
+    """The losses of rows, whose gradients are added up. Raises LossNotFinite, naming examples."""
+    losses = []
+    for row in rows:
+        losses.append(objective(model, row))
+        losses[-1].total.backward()
+    for row, loss in zip(rows, losses, strict=True):  # not at once: that would wait for the device
+        _require_finite(loss, batches, row)
+    return losses
+
+
+def _require_finite(loss: Loss, batches: Batches, row: Row) -> None:
+    if not loss.total.isfinite():
+        raise LossNotFinite(
+            f"the loss is {loss.total.item()}; lower the learning rate, or look at {batches.named([row])}"
+        )
 
 
 def evaluate(model: Scorer, objective: Objective, batches: Batches) -> dict[str, float]:
@@ -224,8 +221,7 @@ def evaluate(model: Scorer, objective: Objective, batches: Batches) -> dict[str,
     with torch.no_grad():
         for first in range(0, len(batches), _EVALUATED_AT_ONCE):
             for row in batches.rows(range(first, min(first + _EVALUATED_AT_ONCE, len(batches)))):
-                if not math.isfinite(total := averages.add_loss(objective(model, row))):
-                    raise LossNotFinite(
-                        f"the evaluation loss is {total}; lower the learning rate, or look at {batches.named([row])}"
-                    )
+                loss = objective(model, row)
+                _require_finite(loss, batches, row)
+                averages.add_loss(loss)
     return averages.means()

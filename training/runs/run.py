@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adapters.model.base_weights import weights_digest
-from training.adapted_model import AdaptedModel, attach, sliding_window
+from training.adapted_model import AdaptedModel, sliding_window
 from training.data.columns import preference_row, sft_row
 from training.data.examples import Example, Examples, load
 from training.data.tokens import Encoder
@@ -20,11 +20,10 @@ from training.loop.batches import Batches
 from training.loop.log import JsonlLog, Log
 from training.loop.options import LoopOptions
 from training.loop.run_folder import DATE, RunFolder, begun_at
-from training.loop.training import Evaluated, Outcome, Trained, Training
+from training.loop.training import Evaluated, Outcome, Training
 from training.losses import Objective, Sft
 from training.runs.base import Dtype, LoadedBase, load_base
 from training.trainable.adapter import TrainableAdapter
-from training.trainable.files import write_adapter
 from training.trainable.spec import AdapterSpec
 
 _MAX_TOKENS = 2048  # of a prompt with its answer, unless the model reads fewer
@@ -63,12 +62,11 @@ class Prepared:
     """A run whose data is read and whose model is loaded."""
 
     training: Training
-    model: AdaptedModel  # with the adapter in slot 0
+    model: AdaptedModel
     folder: RunFolder
     base: LoadedBase
     num_examples: int
     num_too_long: int  # that were left out
-    num_parameters: int
 
 
 @contextlib.contextmanager
@@ -99,16 +97,11 @@ def prepared(
         folder = RunFolder(options.output, identity, resume=options.resume)
         owned.callback(folder.close)
         owned.callback(_close, opened)
-        model = attach(base.model, [adapter], checkpointing=options.checkpointing)
-        trained = Trained(
-            model,
-            dict(adapter.named_parameters()),
-            lambda path: write_adapter(adapter, path, str(options.model)),
-            dict(adapter.named_buffers()),
-        )
+        model = AdaptedModel(base.model, adapter, checkpointing=options.checkpointing)
         opened.append(JsonlLog(folder.log_path))
         training = Training(
-            trained,
+            model,
+            str(options.model),
             options.objective,
             batches,
             options.loop,
@@ -118,15 +111,7 @@ def prepared(
             evaluated=evaluated,
         )
         opened.extend(logs(training.num_steps))
-        yield Prepared(
-            training,
-            model,
-            folder,
-            base,
-            len(examples),
-            examples.num_too_long,
-            sum(each.numel() for each in adapter.parameters()),
-        )
+        yield Prepared(training, model, folder, base, len(examples), examples.num_too_long)
 
 
 def run(options: RunOptions) -> Outcome:
@@ -164,7 +149,7 @@ def _load(files: Sequence[Path], options: RunOptions, encoder: Encoder, max_toke
 
 def _batches(examples: Examples, options: RunOptions) -> Batches:
     loop = options.loop
-    return Batches(examples.examples, options.adapter.positions, loop.row_tokens, fixed_rows=loop.fixed_rows)
+    return Batches(examples.examples, loop.row_tokens, fixed_rows=loop.fixed_rows)
 
 
 def _identity(options: RunOptions, base: LoadedBase, examples: Examples, held_out: Examples | None) -> dict[str, Any]:

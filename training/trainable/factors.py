@@ -23,6 +23,16 @@ class ServedFactors(NamedTuple):
     b: torch.Tensor  # [r, out]
     bias: torch.Tensor | None  # [r]
 
+    def added(self, to: torch.Tensor, stream: torch.Tensor, base_only: torch.Tensor) -> torch.Tensor:
+        """`to` [..., out] with B^T (A x + b) of each token's x in `stream` [..., in], but for those of `base_only`.
+
+        `base_only` [num_tokens, 1] bool. The product of all tokens, with zeros, moves less memory than gathering them.
+        """
+        inner = stream.reshape(-1, stream.shape[-1]) @ self.a.T
+        inner = inner if self.bias is None else inner + self.bias
+        inner = inner.masked_fill(base_only, 0.0)
+        return torch.addmm(to.reshape(-1, to.shape[-1]), inner, self.b).view(to.shape)
+
 
 class TrainableLora(nn.Module):
     """W x + s B (A x). B starts at zero."""

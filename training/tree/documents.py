@@ -9,7 +9,6 @@ two, a conversation one for each trained turn.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from adapters.model.normal_form import POSITIONS, Positions
 from training.errors import DocumentInvalid
 
 
@@ -28,22 +27,16 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A trunk with its branches, for one adapter. Raises DocumentInvalid if nothing can be learned from it."""
+    """A trunk with its branches. Raises DocumentInvalid if nothing can be learned from it."""
 
     trunk: tuple[int, ...]
     branches: tuple[Branch, ...]
-    slot: int = 0  # of the adapter, among those that train together
-    positions: Positions = "prefill"  # "all": the answers are adapted, too
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "trunk", tuple(self.trunk))
         object.__setattr__(self, "branches", tuple(self.branches))
         if not self.branches:
             raise DocumentInvalid("a document has no answer; give it at least one branch")
-        if self.slot < 0:
-            raise DocumentInvalid(f"a document's slot is {self.slot}; slots count from 0")
-        if self.positions not in POSITIONS:
-            raise DocumentInvalid(f"a document's positions are {self.positions!r}; {' and '.join(POSITIONS)} exist")
         for branch in self.branches:
             if not branch.tokens:
                 raise DocumentInvalid(f"example {branch.example} has an empty answer; remove it or give it one")
@@ -64,14 +57,14 @@ class Document:
 
 
 def merge(documents: Iterable[Document], max_tokens: int | None = None) -> list[Document]:
-    """Join documents of one adapter whose contexts are equal, or of which one begins with the other.
+    """Join documents whose contexts are equal, or of which one begins with the other.
 
     So one document per turn becomes one per conversation. No joined document has more than `max_tokens` tokens. The
     order is that of the contexts, not of `documents`.
     """
     merged: list[Document] = []
     # Sorted backwards: a context comes right after those that begin with it.
-    for document in sorted(documents, key=lambda each: (each.slot, each.positions, each.trunk), reverse=True):
+    for document in sorted(documents, key=lambda each: each.trunk, reverse=True):
         longer = merged[-1] if merged else None
         if longer is not None and _can_join(longer, document, max_tokens):
             merged[-1] = replace(longer, branches=(*document.branches, *longer.branches))
@@ -81,8 +74,6 @@ def merge(documents: Iterable[Document], max_tokens: int | None = None) -> list[
 
 
 def _can_join(longer: Document, document: Document, max_tokens: int | None) -> bool:
-    return (
-        (longer.slot, longer.positions) == (document.slot, document.positions)
-        and longer.trunk[: len(document.trunk)] == document.trunk
-        and (max_tokens is None or longer.num_tokens + document.num_tokens - len(document.trunk) <= max_tokens)
+    return longer.trunk[: len(document.trunk)] == document.trunk and (
+        max_tokens is None or longer.num_tokens + document.num_tokens - len(document.trunk) <= max_tokens
     )

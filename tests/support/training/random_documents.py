@@ -5,9 +5,7 @@ import random
 from training.tree.documents import Branch, Document
 
 
-def random_document(
-    generator: random.Random, example: int, *, slots: int = 1, vocabulary: int = 256, longest: int = 24
-) -> Document:
+def random_document(generator: random.Random, example: int, *, vocabulary: int = 256, longest: int = 24) -> Document:
     """One of the shapes that training makes: one answer, a pair, turns of a conversation, a group at one place."""
 
     def tokens(count: int) -> tuple[int, ...]:
@@ -22,8 +20,7 @@ def random_document(
         Branch(place, tokens(generator.randint(1, longest // 2)), example, is_chosen=number != 1 or shape != "pair")
         for number, place in enumerate(places)
     )
-    positions = generator.choice(("prefill", "prefill", "all"))
-    return Document(trunk, branches, slot=generator.randrange(slots), positions=positions)
+    return Document(trunk, branches)
 
 
 def random_documents(seed: int, count: int, **options: int) -> list[Document]:

@@ -212,9 +212,10 @@ class RawClient:
         session: str | None = None,
         kind: str = "lora",
         user_metadata: dict[str, str] | None = None,
+        base_model: str = "demo",
         **lora: Any,
     ) -> str:
-        fields: dict[str, Any] = {"base_model": "demo", "lora_config": {"rank": 4, "seed": 1, **lora}}
+        fields: dict[str, Any] = {"base_model": base_model, "lora_config": {"rank": 4, "seed": 1, **lora}}
         fields["user_metadata"] = {"prelude.kind": kind, **(user_metadata or {})}
         created = self.post("create_model", session_id=session or self.session(), model_seq_id=number, **fields)
         return self.result(created)["model_id"]
@@ -249,6 +250,13 @@ class RawClient:
         failed = self.result(future)
         assert set(failed) == {"error", "category"}, failed
         return failed["error"]
+
+
+@contextmanager
+def serving(*arguments: Any, key: str = KEY, **options: Any) -> Iterator[RawClient]:
+    """A client of a service that `make_service` makes."""
+    with served(make_service(*arguments, **options).app()) as url:
+        yield RawClient(url, key)
 
 
 def datum(tokens: Sequence[int], **inputs: Sequence[float]) -> pb.Datum:

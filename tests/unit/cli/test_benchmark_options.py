@@ -14,7 +14,6 @@ pytestmark = pytest.mark.slow
 
 # The functions that a command hands its options to; the first one called counts.
 RUNS = {
-    "router": ("bench.router_relay:run",),
     "load": ("bench.load.run:run", "bench.load.run:run_sweep"),
     "matrix": ("bench.matrix.run:run",),
     "goodput": ("bench.matrix.goodput:run",),

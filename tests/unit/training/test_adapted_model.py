@@ -2,9 +2,6 @@
 
 import copy
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +9,7 @@ import torch
 from support.training.random_documents import random_documents
 from support.training.training_models import FAMILIES, make_tiny, plain_logprobs, scramble
 
-from training.adapted_model import AdaptedModel, attach
+from training.adapted_model import AdaptedModel
 from training.errors import AdapterUntrainable, DocumentInvalid
 from training.losses import dpo, sft
 from training.trainable.adapter import TrainableAdapter
@@ -41,13 +38,8 @@ def make_adapter(kind: str, base: Any, **options: Any) -> TrainableAdapter:
     return TrainableAdapter.create(spec, base, seed=1, dtype=torch.float64)
 
 
-@contextmanager
-def attached(model: Any, adapters: list[TrainableAdapter], **options: bool) -> Iterator[AdaptedModel]:
-    adapted = attach(model, adapters, **options)
-    try:
-        yield adapted
-    finally:
-        adapted.detach()
+def answer_scores(adapted: AdaptedModel, row: Row) -> list[tuple[Branch, torch.Tensor]]:
+    return list(zip(row.answers, adapted.score(row).of_answers(row), strict=True))
 
 
 def weighted(parts: list[torch.Tensor]) -> torch.Tensor:
@@ -80,18 +72,17 @@ def test_a_packed_row_is_its_examples_one_by_one(tiny, family: str, kind: str, p
     model, base = tiny(family)
     adapter = scramble(make_adapter(kind, base, positions=positions))
     plain = copy.deepcopy(adapter)
-    documents = [replace(each, positions=positions) for each in DOCUMENTS]
     expected = [
         plain_logprobs(model, plain, document.trunk[: branch.position], branch.tokens, positions == "all")
-        for document in documents
+        for document in DOCUMENTS
         for branch in document.branches
     ]
     weighted(expected).backward()
     assert len(gradients(plain)) == len(list(plain.parameters()))  # nothing is left out
 
-    with attached(model, [adapter], checkpointing=checkpointing) as adapted:
-        [row] = pack(documents[::-1], 128)
-        order = [row.answers.index(branch) for document in documents for branch in document.branches]
+    with AdaptedModel(model, adapter, checkpointing=checkpointing) as adapted:
+        [row] = pack(DOCUMENTS[::-1], 128)
+        order = [row.answers.index(branch) for document in DOCUMENTS for branch in document.branches]
         scores = adapted.score(row)
         assert scores.logprobs.dtype == torch.float64
         answers = scores.logprobs.split([len(branch.tokens) for branch in row.answers])
@@ -102,72 +93,54 @@ def test_a_packed_row_is_its_examples_one_by_one(tiny, family: str, kind: str, p
         assert_same(gradients(adapter), gradients(plain))
     without = [
         plain_logprobs(model, None, document.trunk[: branch.position], branch.tokens, False)
-        for document in documents
+        for document in DOCUMENTS
         for branch in document.branches
     ]
     assert (torch.cat(without) - torch.cat(expected)).abs().max() > 0.01  # the adapter matters
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_adapters_of_all_kinds_share_rows(tiny, checkpointing: bool):
-    """Different kinds, ranks, layers, modules and positions; several rows before one backward pass."""
+@pytest.mark.parametrize(
+    "options",
+    [{"kind": "lora", "modules": ("q_proj", "down_proj"), "layers": (0, 2)}, {"kind": "loreft", "layers": (1,)}],
+    ids=str,
+)
+def test_rows_are_read_before_one_backward_pass(tiny, options: dict[str, Any], checkpointing: bool):
+    """Of an adapter on some layers. A layer that is computed again finds the tokens of its own row."""
     model, base = tiny("llama")
-    adapters = [
-        make_adapter("lora", base, rank=2, modules=("q_proj", "down_proj"), layers=(0, 2)),
-        make_adapter("loreft", base, rank=4, layers=(1,)),
-        make_adapter("direft", base, positions="all"),
-        make_adapter("lora", base, rank=5, positions="all", modules=("q_proj", "o_proj")),
-        make_adapter("lora", base, rank=1),
+    adapter = scramble(make_adapter(base=base, **options))
+    plain = copy.deepcopy(adapter)
+    documents = random_documents(7, 24, vocabulary=150)
+    terms = [
+        (1 + branch.example)
+        * plain_logprobs(model, plain, document.trunk[: branch.position], branch.tokens, False).sum()
+        for document in documents
+        for branch in document.branches
     ]
-    for seed, adapter in enumerate(adapters):
-        scramble(adapter, seed)
-    plain = copy.deepcopy(adapters)
-    documents = [
-        replace(document, slot=(slot := number % 5), positions=adapters[slot].positions)
-        for number, document in enumerate(random_documents(7, 24, vocabulary=150))
-        if number % 5 != 3 or number < 5  # so that not every row has tokens of every slot
-    ]
-    rows = pack(documents, 256)
-    assert len(rows) > 1
-    by_example = {document.examples[0]: document for document in documents}
-    expected = torch.zeros((), dtype=torch.float64)
-    for row in rows:
-        for branch in row.answers:
-            document = by_example[branch.example]
-            copied = plain[document.slot]
-            context = document.trunk[: branch.position]
-            logprobs = plain_logprobs(model, copied, context, branch.tokens, copied.positions == "all")
-            expected = expected - (1 + branch.example) * logprobs.sum()
-    expected.backward()
-
-    with attached(model, adapters, checkpointing=checkpointing) as adapted:
-        total = torch.zeros((), dtype=torch.float64)
-        for row in rows:
-            weights = torch.tensor([1.0 + branch.example for branch in row.answers])
-            total = total - (weights * adapted.score(row).of_answers(row)).sum()
-        total.backward()
-    assert abs(total - expected) <= TOLERANCE * len(rows) * 100
-    for adapter, copied in zip(adapters, plain, strict=True):
-        for name, gradient in gradients(copied).items():
-            found = dict(adapter.named_parameters())[name].grad
-            assert found is not None
-            assert (found - gradient).abs().max() <= TOLERANCE * max(1.0, float(gradient.abs().max())), name
+    torch.stack(terms).sum().backward()
+    with AdaptedModel(model, adapter, checkpointing=checkpointing) as adapted:
+        rows = pack(documents, 256)
+        assert len(rows) > 1
+        found = [(1 + branch.example) * score for row in rows for branch, score in answer_scores(adapted, row)]
+        torch.stack(found).sum().backward()
+    assert sorted(each.item() for each in found) == pytest.approx(sorted(each.item() for each in terms))
+    for name, gradient in gradients(plain).items():
+        difference = gradients(adapter)[name] - gradient
+        assert difference.abs().max() <= TOLERANCE * max(1.0, float(gradient.abs().max())), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_new_adapter_leaves_logits_bitwise_unchanged(tiny, kind: Any, dtype: torch.dtype):
+def test_a_new_adapter_leaves_scores_bitwise_unchanged(tiny, kind: Any, dtype: torch.dtype):
     model, base = tiny("qwen3", dtype)
-    adapters = [
-        TrainableAdapter.create(AdapterSpec(kind, rank=rank, positions="all"), base, seed=rank) for rank in (1, 4, 31)
-    ]
-    row = Row.of([replace(each, slot=number, positions="all") for number, each in enumerate(DOCUMENTS)])
-    with attached(model, adapters) as adapted, torch.no_grad():
-        base_logits = adapted(row.without_slots())
-        assert torch.equal(adapted(row), base_logits)
-        for adapter in adapters:
+    row = Row.of(DOCUMENTS)
+    for rank in (1, 4, 31):
+        adapter = TrainableAdapter.create(AdapterSpec(kind, rank=rank, positions="all"), base, seed=rank)
+        with AdaptedModel(model, adapter) as adapted, torch.no_grad():
+            of_base = adapted.score_base(row).logprobs
+            assert torch.equal(adapted.score(row).logprobs, of_base)
             scramble(adapter)
-        assert not torch.equal(adapted(row), base_logits)
+            assert not torch.equal(adapted.score(row).logprobs, of_base)
 
 
 def test_dpo_reads_its_reference_from_the_same_model(tiny):
@@ -188,28 +161,28 @@ def test_dpo_reads_its_reference_from_the_same_model(tiny):
         terms.append(-torch.log(torch.sigmoid(0.3 * (good - bad))))
     expected = torch.stack(terms).sum()
     expected.backward()
-    with attached(model, [adapter], checkpointing=True) as adapted:
+    with AdaptedModel(model, adapter, checkpointing=True) as adapted:
         [row] = pack(documents, 128)
         with torch.no_grad():
-            reference = adapted.score(row.without_slots())
+            reference = adapted.score_base(row)
         loss = dpo(adapted.score(row), reference, row, beta=0.3)
-        loss.mean.backward()
+        loss.total.backward()
     assert loss.weight == 2
     assert abs(loss.total - expected) <= TOLERANCE
-    assert_same({name: 2 * each for name, each in gradients(adapter).items()}, gradients(plain))
+    assert_same(gradients(adapter), gradients(plain))
 
 
 def test_logits_and_scores_agree(tiny):
     model, base = tiny("llama")
-    with attached(model, [scramble(make_adapter("lora", base))]) as adapted:
+    with AdaptedModel(model, scramble(make_adapter("lora", base))) as adapted:
         row = Row.of(DOCUMENTS)
-        logits, scores = adapted(row), adapted.score(row)
+        logits, scores = model.get_output_embeddings()(adapted.hidden(row)), adapted.score(row)
     expected = logits[row.predictors].log_softmax(dim=1).gather(1, row.target_tokens[:, None]).squeeze(1)
     assert (expected - scores.logprobs).abs().max() <= TOLERANCE
     assert torch.equal(scores.correct, logits[row.predictors].argmax(dim=1) == row.target_tokens)
     loss = sft(scores, row)
     assert loss.weight == row.num_targets == 16
-    assert abs(loss.mean + expected.mean()) <= TOLERANCE
+    assert abs(loss.total + expected.sum()) <= 16 * TOLERANCE
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -222,10 +195,10 @@ def test_the_model_is_left_as_it_was(tiny, checkpointing: bool):
     names = [name for name, _ in model.named_modules()]
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     implementation = model.config._attn_implementation
-    with attached(model, [scramble(make_adapter("lora", base))], checkpointing=checkpointing) as adapted:
+    with AdaptedModel(model, scramble(make_adapter("lora", base)), checkpointing=checkpointing) as adapted:
         assert not any(parameter.requires_grad for parameter in model.parameters())
         adapted.score(Row.of(DOCUMENTS)).logprobs.sum().backward()
-        assert all(parameter.grad is not None for parameter in adapted.parameters())
+        assert all(parameter.grad is not None for parameter in adapted.adapter.parameters())
         assert [name for name, _ in model.named_modules()] == names
         # Used directly, the model is the base model, also with masks that are not a row's.
         assert torch.equal(model(input_ids=tokens, attention_mask=mask).logits, before)
@@ -271,7 +244,7 @@ def test_lora_on_experts_is_refused_and_on_attention_trained(tmp_path):
     adapter = make_adapter("lora", base)
     assert {module for _, module, _ in adapter.lora()} == {"q_proj", "k_proj", "v_proj", "o_proj"}
     plain = copy.deepcopy(scramble(adapter))
-    with attached(model, [adapter], checkpointing=True) as adapted:
+    with AdaptedModel(model, adapter, checkpointing=True) as adapted:
         adapted.score(Row.of(PAIRS)).logprobs.sum().backward()
     [document] = PAIRS
     sum(
@@ -287,24 +260,14 @@ def test_an_adapter_for_another_model_is_refused(tiny, tmp_path):
     ):
         _, other = make_tiny("llama", tmp_path / str(number), **fields)
         with pytest.raises(AdapterUntrainable, match="another model"):
-            attach(model, [make_adapter(kind, other)])
+            AdaptedModel(model, make_adapter(kind, other))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-def test_rows_that_do_not_suit_the_adapters_are_refused(tiny):
-    model, base = tiny("llama")
-    with attached(model, [make_adapter("lora", base, positions="all")]) as adapted:
-        with pytest.raises(ValueError, match=r"slot 0 to the positions 'prefill'.*'all'"):
-            adapted.hidden(Row.of(PAIRS))
-        with pytest.raises(ValueError, match="slot 1; there are adapters for 0 to 0"):
-            adapted.hidden(Row.of([replace(PAIRS[0], slot=1, positions="all")]))
-        assert adapted.hidden(Row.of(PAIRS).without_slots()).shape == (128, base.hidden)
-
-
 def test_contexts_beyond_a_sliding_window_are_refused(tmp_path):
     model, base = make_tiny("mistral", tmp_path, sliding_window=12)
-    with attached(model, [make_adapter("direft", base)]) as adapted:
+    with AdaptedModel(model, make_adapter("direft", base)) as adapted:
         with pytest.raises(DocumentInvalid, match="context of 13 tokens, but the model attends to 12"):
             adapted.hidden(Row.of([Document((1,) * 11, (Branch(11, (2, 3)),))]))
         adapted.hidden(Row.of([Document((1,) * 11, (Branch(11, (2,)),))] * 3))

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from support.bench.started_systems import start_mocks
 from support.bench.streaming_mock import MockServer
-from support.commands import run_command
+from support.commands import refused, run_command
 
 from bench.errors import BenchError
 from bench.load.options import Endpoint
@@ -111,7 +111,7 @@ def test_objectives_are_named():
 
 
 @pytest.mark.slow
-def test_a_file_has_what_was_measured_before_a_system_failed(started, quick, tmp_path: Path, monkeypatch):
+def test_a_file_has_what_was_measured_before_a_system_failed(started, quick, tmp_path: Path, monkeypatch, capsys):
     start = Starter._start
 
     async def fail_second(self: Starter, *given: Any) -> Endpoint:
@@ -120,30 +120,30 @@ def test_a_file_has_what_was_measured_before_a_system_failed(started, quick, tmp
         return await start(self, *given)
 
     monkeypatch.setattr(Starter, "_start", fail_second)
-    with pytest.raises(SystemExit, match="did not start"):
+    with refused(capsys, "did not start"):
         main(["bench", "goodput", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
     assert [each["system"] for each in found["rows"]] == ["prelude"]
 
 
 @pytest.mark.slow
-def test_a_system_that_fails_every_request_is_no_result(started, quick, tmp_path: Path, monkeypatch):
+def test_a_system_that_fails_every_request_is_no_result(started, quick, tmp_path: Path, monkeypatch, capsys):
     async def refuse(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no memory is left"}}, status=500)
 
     made = MockServer.__init__
     monkeypatch.setattr(MockServer, "__init__", lambda self, **given: made(self, **{"answer": refuse, **given}))
-    with pytest.raises(SystemExit, match="prelude: every request failed: error_answer"):
+    with refused(capsys, "prelude: every request failed: error_answer"):
         main(["bench", "goodput", "--json", str(tmp_path / "g.json")])
 
 
 @pytest.mark.slow
-def test_a_stop_ends_the_whole_run(started, tmp_path: Path, monkeypatch):
+def test_a_stop_ends_the_whole_run(started, tmp_path: Path, monkeypatch, capsys):
     async def find(*_arguments: Any) -> Found:
         return Found(None, False, (), "stopped by Ctrl-C before the highest rate was found")
 
     monkeypatch.setattr(goodput, "find_highest_rate", find)
-    with pytest.raises(SystemExit, match="prelude: stopped by Ctrl-C"):
+    with refused(capsys, "prelude: stopped by Ctrl-C"):
         main(["bench", "goodput", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
     found = json.loads((tmp_path / "g.json").read_text())
     assert len(started) == 1

@@ -140,8 +140,8 @@ def test_a_tokenizer_without_an_end_is_refused(tokenizer: Any):
 def test_documents_branch_where_their_context_ends(encoder: Encoder, write_rows):
     path = write_rows({"prompt": "The sea", "chosen": " is wide.", "rejected": " is a sea."})
     (example,) = load([path], encoder, preference_row, 100).examples
-    (document,) = example.documents(4, "all", slot=2)
-    assert (document.slot, document.positions, document.trunk) == (2, "all", tuple(example.turns[0].context))
+    (document,) = example.documents(4)
+    assert document.trunk == tuple(example.turns[0].context)
     assert [(each.position, each.example, each.is_chosen) for each in document.branches] == [
         (len(document.trunk), 4, True),
         (len(document.trunk), 4, False),

@@ -10,11 +10,10 @@ from support.training.trainer import sequence
 from support.training.training_models import plain_logprobs, scramble
 
 from adapters.model.normal_form import Positions
-from training.adapted_model import attach
+from training.adapted_model import AdaptedModel
 from training.errors import LossNotFinite
-from training.executor.learner import Learner
 from training.executor.losses import LOSSES
-from training.executor.operations import Datum, Pass, Spec, decode_operation, encode
+from training.executor.operations import Datum, Pass, decode_operation, encode
 from training.executor.passes import compute
 from training.trainable.adapter import TrainableAdapter
 from training.trainable.spec import KINDS, AdapterSpec, Kind
@@ -107,11 +106,8 @@ def test_losses_and_gradients_are_exact(setting: Any, loss: str, positions: Posi
     expected, logprobs = plain(model, adapter, loss, data)
     wanted = torch.autograd.grad(expected, list(adapter.parameters()))
     config = CLIP if LOSSES[loss].defaults else {}
-    attached = attach(model, [adapter])
-    try:
-        found = compute(attached, Pass(loss, config, data), positions, 128)
-    finally:
-        attached.detach()
+    with AdaptedModel(model, adapter) as adapted:
+        found = compute(adapted, Pass(loss, config, data), 128)
     assert found.loss_sum == pytest.approx(expected.item(), abs=TOLERANCE)
     for raw, scored in zip(found.logprobs, logprobs, strict=True):
         np.testing.assert_allclose(np.frombuffer(raw, np.float32), scored, atol=2e-6)  # float32 on the wire
@@ -119,86 +115,42 @@ def test_losses_and_gradients_are_exact(setting: Any, loss: str, positions: Posi
         torch.testing.assert_close(parameter.grad, gradient, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-def test_policies_of_all_kinds_take_turns(tiny: Any):
-    """Two passes of each, with other losses: their gradients are those of each policy by itself."""
-    model, base = tiny("llama")
-    specs = [
-        Spec(2, 1, ("q_proj", "down_proj")),
-        Spec(4, 1, kind="loreft"),
-        Spec(3, 1, positions="all", kind="direft"),
-        Spec(5, 1),
-    ]
-    losses = {spec: [list(LOSSES)[number], list(LOSSES)[number - 1]] for number, spec in enumerate(specs)}
-    learners = {spec: Learner(spec, base, "cpu") for spec in specs}
-    for number, learner in enumerate(learners.values()):
-        scramble(learner.adapter.double(), number)
-    data = {spec: random_data(number) for number, spec in enumerate(specs)}
-    for turn in range(2):
-        for spec, learner in learners.items():
-            loss = losses[spec][turn]
-            attached = attach(model, [learner.adapter])
-            try:
-                learner.run(Pass(loss, CLIP if LOSSES[loss].defaults else {}, data[spec]), attached, 128)
-            finally:
-                attached.detach()
-    for spec, learner in learners.items():
-        found = [each.grad for each in learner.adapter.parameters()]
-        total = sum(plain(model, learner.adapter, loss, data[spec])[0] for loss in losses[spec])
-        wanted = torch.autograd.grad(total, list(learner.adapter.parameters()))  # type: ignore[arg-type]
-        torch.testing.assert_close(found, list(wanted), atol=TOLERANCE, rtol=0)
-
-
 def test_thresholds_are_tinkers_unless_they_are_given(setting: Any):
     model, adapter = setting()
-    attached = attach(model, [adapter])
-    try:
+    with AdaptedModel(model, adapter) as adapted:
         sums = [
-            compute(attached, Pass("ppo", config, random_data(), True), "prefill", 128).loss_sum
+            compute(adapted, Pass("ppo", config, random_data(), True), 128).loss_sum
             for config in ({}, {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}, {"clip_high_threshold": 1.01})
         ]
-    finally:
-        attached.detach()
     assert sums[0] == sums[1] != sums[2]
 
 
 def test_a_forward_pass_leaves_no_gradient_and_the_same_numbers(setting: Any):
     model, adapter = setting()
-    attached = attach(model, [adapter])
-    try:
+    with AdaptedModel(model, adapter) as adapted:
         task = Pass("cross_entropy", {}, random_data())
-        forward = compute(attached, Pass("cross_entropy", {}, random_data(), forward_only=True), "prefill", 128)
+        forward = compute(adapted, Pass("cross_entropy", {}, random_data(), forward_only=True), 128)
         assert all(parameter.grad is None for parameter in adapter.parameters())
-        assert compute(attached, decode_operation(encode(task)), "prefill", 128) == forward  # type: ignore[arg-type]
+        assert compute(adapted, decode_operation(encode(task)), 128) == forward  # type: ignore[arg-type]
         assert all(parameter.grad is not None for parameter in adapter.parameters())
-    finally:
-        attached.detach()
 
 
 def test_passes_add_up_to_their_sum(setting: Any):
     """Sums, never means: two passes have the gradient of one with the data of both."""
     model, adapter = setting()
-    attached = attach(model, [adapter])
     data, gradients = random_data(), []
-    try:
+    with AdaptedModel(model, adapter) as adapted:
         for parts in ([data], [data[:1], data[1:]]):
             adapter.zero_grad()
-            sums = [compute(attached, Pass("cross_entropy", {}, part), "prefill", 128).loss_sum for part in parts]
+            sums = [compute(adapted, Pass("cross_entropy", {}, part), 128).loss_sum for part in parts]
             gradients.append([parameter.grad.clone() for parameter in adapter.parameters()])
-            assert sum(sums) == pytest.approx(
-                compute(attached, Pass("cross_entropy", {}, data, True), "prefill", 128).loss_sum
-            )
-    finally:
-        attached.detach()
+            assert sum(sums) == pytest.approx(compute(adapted, Pass("cross_entropy", {}, data, True), 128).loss_sum)
     torch.testing.assert_close(gradients[0], gradients[1], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_a_loss_that_is_not_finite_is_an_error(setting: Any):
     model, adapter = setting()
-    attached = attach(model, [adapter])
     bad = random_data()[0]
     bad.inputs["logprobs"] = np.full(LENGTH - 1, -1e30, np.float32).tobytes()
-    try:
-        with pytest.raises(LossNotFinite, match="the loss is"):
-            compute(attached, Pass("importance_sampling", {}, (bad,)), "prefill", 128)
-    finally:
-        attached.detach()
+    with AdaptedModel(model, adapter) as adapted, pytest.raises(LossNotFinite, match="the loss is"):
+        compute(adapted, Pass("importance_sampling", {}, (bad,)), 128)

@@ -94,7 +94,7 @@ def test_the_evaluation_of_training_is_that_of_the_reference(setting, tmp_path: 
     with prepared(chosen) as ready:
         outcome = ready.training.run()
         examples = ready.training._held_out._examples
-        ready.training._trained.model.detach()
+        ready.model.detach()
         model, tokenizer = ready.base.model, ready.base.tokenizer
         found = evaluate_adapter(model, tokenizer, examples, read_for(model, output / "last"))
         assert found.positions == positions
@@ -152,7 +152,7 @@ def test_a_step_takes_the_gradient_of_the_mean_at_the_schedules_rate(setting, tm
         training = ready.training
         losses = [objective(ready.model, row) for row in training._batches.rows(training._order.at(0))]
         mean = torch.stack([each.total for each in losses]).sum() / sum(each.weight for each in losses)
-        gradients = torch.autograd.grad(mean, list(ready.model.parameters()), allow_unused=True)
+        gradients = torch.autograd.grad(mean, list(ready.model.adapter.parameters()), allow_unused=True)
         training.run()
     norm = torch.cat([each.flatten() for each in gradients if each is not None]).norm()
     assert of("grad_norm", tmp_path / "run")[0] == pytest.approx(float(norm), rel=1e-4)
@@ -268,6 +268,20 @@ def test_a_loss_that_is_not_finite_is_told_with_file_and_row(setting, tmp_path: 
     assert all(json.loads(line, parse_constant=pytest.fail) for line in (output / "log.jsonl").read_text().splitlines())
 
 
+class Steep(Sft):
+    """A finite loss whose gradient is not."""
+
+    def __call__(self, model, row):
+        loss = super().__call__(model, row)
+        return replace(loss, total=loss.total + (loss.total - loss.total.detach()).sqrt())
+
+
+def test_a_gradient_that_is_not_finite_is_told_with_files_and_rows(setting, tmp_path: Path):
+    told = rf"step 1 \({setting.sft}, row .*\): the gradient's norm is (nan|inf); .*the last checkpoint is as it was"
+    with pytest.raises(LossNotFinite, match=told):
+        run(options(setting.model, setting.sft, tmp_path / "run", objective=Steep()))
+
+
 class Large(Sft):
     """More than the device has room for: the sixth row that is trained, or in evaluations any."""
 
@@ -298,8 +312,8 @@ def test_parameters_that_are_not_finite_are_not_kept(setting, tmp_path: Path, mo
     """An update that overflows, after a loss and gradients that were finite."""
     step, steps = Optimiser.step, []
 
-    def overflow(self: Optimiser, learning_rate: float) -> float:
-        norm = step(self, learning_rate)
+    def overflow(self: Optimiser, learning_rate: float, *arguments, **options) -> float:
+        norm = step(self, learning_rate, *arguments, **options)
         steps.append(learning_rate)
         if len(steps) == 4:
             next(iter(self._parameters.values())).data[0, 0] = float("inf")
@@ -386,7 +400,7 @@ def test_another_seed_is_another_adapter_and_another_order(setting, tmp_path: Pa
     orders: list[list[int]] = []
     for number, seed in enumerate((0, 0, 1)):
         with prepared(options(setting.model, setting.sft, tmp_path / str(number), seed=seed)) as ready:
-            started.append(torch.cat([each.detach().flatten() for each in ready.model.parameters()]))
+            started.append(torch.cat([each.detach().flatten() for each in ready.model.adapter.parameters()]))
             orders.append(ready.training._order.at(0))
     assert torch.equal(started[0], started[1])
     assert not torch.equal(started[0], started[2])
@@ -464,9 +478,9 @@ def test_an_evaluation_has_some_of_the_rows_in_memory_at_a_time(setting, tmp_pat
     chosen = options(setting.model, setting.sft, tmp_path / "run", held_out=setting.held_out, max_steps=1)
     with prepared(chosen) as ready:
         training = ready.training
-        whole = evaluate(training._trained.model, training._objective, training._held_out)
+        whole = evaluate(ready.model, training._objective, training._held_out)
         monkeypatch.setattr(Batches, "rows", counted)
         monkeypatch.setattr(loop, "_EVALUATED_AT_ONCE", 3)
-        parts = evaluate(training._trained.model, training._objective, training._held_out)
+        parts = evaluate(ready.model, training._objective, training._held_out)
     assert asked == [3, 1]
     assert parts == pytest.approx(whole, abs=1e-6)

@@ -18,6 +18,7 @@ from support.training.trainer import (
     numbers_of,
     send,
     served,
+    serving,
 )
 
 from training.executor.executor import Executor
@@ -36,8 +37,7 @@ STEPS = range(1, 7)  # commands of two steps
 @pytest.fixture
 def trained(base: LoadedBase, folder: Path) -> tuple[str, list[list[float]]]:
     """A model with a snapshot of its last step, and what it makes of data."""
-    with served(make_service(base, folder, snapshot_s=0).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder, snapshot_s=0) as client:
         model = client.model()
         for seq in STEPS:
             client.result(send(client, model, seq))
@@ -60,14 +60,13 @@ def test_a_kill_between_two_renames_of_a_snapshot_loses_nothing(base: LoadedBase
     model, expected = trained
     [snapshot] = folder.glob("snapshots/*")
     snapshot.rename(snapshot.with_name(f".{snapshot.name}.new"))
-    with served(make_service(base, folder).app()) as url:
-        assert numbers_of(RawClient(url), model, 8) == expected
+    with serving(base, folder) as client:
+        assert numbers_of(client, model, 8) == expected
 
 
 def test_a_lost_snapshot_is_no_new_model(base: LoadedBase, folder: Path, trained: Any):
     shutil.rmtree(folder / "snapshots")
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         failed = client.result(client.forward_backward(trained[0], 8, *data(1)))
         assert failed["category"] == "server"
         assert "has no state to continue" in failed["error"]
@@ -78,8 +77,7 @@ def test_a_lost_snapshot_is_no_new_model(base: LoadedBase, folder: Path, trained
 def test_what_was_done_and_fails_after_a_restart_is_not_left_out(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, failed: str
 ):
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
         for seq in STEPS:
             client.result(send(client, model, seq))
@@ -89,16 +87,14 @@ def test_what_was_done_and_fails_after_a_restart_is_not_left_out(
         client = RawClient(url)
         assert "cannot be continued from command" in client.error(client.forward_backward(model, 8, *data(1)))
         assert client.result(send(client, model, 3))["metrics"]["grad_norm"] > 0  # as it was told
-    with served(make_service(base, folder).app()) as url:  # with enough memory
-        client = RawClient(url)
+    with serving(base, folder) as client:  # with enough memory
         assert numbers_of(client, model, 9) == expected
 
 
 def test_a_pass_that_fails_before_it_computes_fails_its_step(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
         client.result(client.forward_backward(model, 1, *data(1)))
         failing(monkeypatch, Executor, "_model", torch.OutOfMemoryError())
@@ -107,8 +103,7 @@ def test_a_pass_that_fails_before_it_computes_fails_its_step(
 
 
 def test_a_load_that_cannot_be_kept_changes_nothing(base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
         path = client.result(client.post("save_weights", model_id=model, seq_id=1, path="first"))["path"]
         client.result(client.forward_backward(model, 2, *data(1)))
@@ -118,13 +113,12 @@ def test_a_load_that_cannot_be_kept_changes_nothing(base: LoadedBase, folder: Pa
         loaded = client.post("load_weights", model_id=model, seq_id=5, path=path, optimizer=True)
         assert "nothing was saved: No space left" in client.error(loaded)
         assert numbers_of(client, model, 6) == expected
-    with served(make_service(base, folder).app()) as url:
-        assert numbers_of(RawClient(url), model, 7) == expected
+    with serving(base, folder) as client:
+        assert numbers_of(client, model, 7) == expected
 
 
 def test_of_a_model_that_could_not_be_created_nothing_is_computed(base: LoadedBase, folder: Path):
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         path = client.result(client.post("save_weights", model_id=client.model(), seq_id=1, path="first"))["path"]
         [state] = folder.glob("checkpoints/*/first/training/state.safetensors")
         state.write_bytes(state.read_bytes()[:-1])
@@ -132,15 +126,13 @@ def test_of_a_model_that_could_not_be_created_nothing_is_computed(base: LoadedBa
         assert "has the digest" in client.error(created)
         model = created.json()["request_id"].partition("#")[0]
         assert "cannot be continued from command 0" in client.error(client.forward_backward(model, 1, *data(1)))
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         assert "cannot be continued from command 0" in client.error(client.forward_backward(model, 2, *data(1)))
 
 
 def test_a_step_that_would_make_parameters_infinite_changes_nothing(base: LoadedBase, folder: Path):
     """With eps=0 a parameter whose gradient is 0, as of half of a new LoRA adapter, would be 0/0."""
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
         expected = numbers_of(client, model, 1)
         client.result(client.forward_backward(model, 2, *data(1)))
@@ -157,8 +149,7 @@ def test_a_step_that_would_make_parameters_infinite_changes_nothing(base: Loaded
 def test_a_name_is_one_checkpoints_and_the_limit_holds_also_for_those_to_come(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
 
         def save(seq: int, name: str, **fields: Any) -> Any:
@@ -190,8 +181,8 @@ def test_a_removed_model_is_not_written_again(tmp_path: Path):
 
 def test_what_a_kill_left_behind_is_removed(base: LoadedBase, folder: Path, trained: Any):
     (folder / "snapshots/gone").mkdir(parents=True)
-    with served(make_service(base, folder).app()) as url:
-        assert numbers_of(RawClient(url), *trained[:1], 8) == trained[1]
+    with serving(base, folder) as client:
+        assert numbers_of(client, *trained[:1], 8) == trained[1]
     assert [path.parent.name for path in folder.glob("s*/*")] == ["snapshots"]
 
 
@@ -217,8 +208,7 @@ def test_a_full_disk_delays_and_loses_nothing(trainer: KillableTrainer):
 
 def test_an_outcome_waits_for_a_full_disk(base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(service_commands, "_DISK_S", 0.01)
-    with served(make_service(base, folder, snapshot_s=0).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder, snapshot_s=0) as client:
         model = client.model()
         failing(monkeypatch, Journal, "finish", sqlite3.OperationalError("database or disk is full"), times=3)
         failing(monkeypatch, Journal, "forget", sqlite3.OperationalError("database or disk is full"))

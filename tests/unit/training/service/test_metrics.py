@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.training.trainer import RawClient, data, make_service, served, two_ports
+from support.training.trainer import RawClient, data, make_service, served, serving, two_ports
 from support.waiting import wait_until
 
 from observability.registry import metrics
@@ -82,8 +82,7 @@ def test_commands_are_counted_by_what_came_of_them(base: LoadedBase, folder: Pat
 
 
 def test_a_start_counts_what_it_computes_again(base: LoadedBase, folder: Path):
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
         client.result(client.forward_backward(model, 1, *data(1)))
         client.result(client.optim_step(model, 2))

@@ -16,6 +16,7 @@ from support.training.trainer import (
     sdk_data,
     send,
     served,
+    serving,
 )
 
 from training.executor.learner import Learner
@@ -32,8 +33,7 @@ LAST = 12  # four steps
 @pytest.fixture(scope="module")
 def undisturbed(base: LoadedBase, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[list[float]]]:
     """By one process: services that share a base model in these tests must not live at the same time."""
-    with served(make_service(base, tmp_path_factory.mktemp("undisturbed")).app()) as url:
-        client = RawClient(url)
+    with serving(base, tmp_path_factory.mktemp("undisturbed")) as client:
         model = client.model()
         results = [client.retrieve(send(client, model, seq)).content for seq in range(1, LAST + 1)]
         return results, numbers_of(client, model, LAST + 1)
@@ -44,12 +44,10 @@ def test_results_are_those_of_one_process(base: LoadedBase, folder: Path, undist
     """Stops between passes and steps, with and without snapshots."""
     results, model = [], ""
     for first, end in ((1, 5), (5, 8), (8, 9), (9, 13)):
-        with served(make_service(base, folder, snapshot_s=snapshot_s).app()) as url:
-            client = RawClient(url)
+        with serving(base, folder, snapshot_s=snapshot_s) as client:
             model = model or client.model()
             results += [client.retrieve(send(client, model, seq)).content for seq in range(first, end)]
-    with served(make_service(base, folder, snapshot_s=snapshot_s).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder, snapshot_s=snapshot_s) as client:
         again = [client.retrieve(send(client, model, seq)).content for seq in range(1, LAST + 1)]
         assert (results, numbers_of(client, model, LAST + 1)) == undisturbed
     assert again == results
@@ -67,15 +65,14 @@ def test_a_snapshot_that_the_log_does_not_know_is_one(
     """As if the process had ended between the snapshot and the log's note of it."""
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "forget", lambda *_: None)
-        with served(make_service(base, folder, snapshot_s=0).app()) as url:
-            client = RawClient(url)
+        with serving(base, folder, snapshot_s=0) as client:
             model = client.model()
             for seq in range(1, LAST + 1):
                 client.result(send(client, model, seq))
     computed = []
     monkeypatch.setattr(Learner, "run", _noting(Learner.run, computed))
-    with served(make_service(base, folder).app()) as url:
-        assert numbers_of(RawClient(url), model, LAST + 1) == undisturbed[1]
+    with serving(base, folder) as client:
+        assert numbers_of(client, model, LAST + 1) == undisturbed[1]
     assert len(computed) == 1
 
 
@@ -91,8 +88,7 @@ def test_a_load_that_was_not_told_is_told_after_a_start(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The log is damaged: the executor ends, and nothing is told that is not in the log."""
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
         for seq in range(1, 7):
             client.result(send(client, model, seq))
@@ -115,16 +111,14 @@ def test_a_load_that_was_not_told_is_told_after_a_start(
             loaded = client.post("load_weights", **fields)
             service._commands.executor._thread.join()
             assert client.http.get("/healthz").status_code == 503
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         assert client.post("load_weights", **fields).json() == loaded.json()
         assert client.result(loaded) == {"path": path, "model_id": f"{session}:train:0"}
         assert numbers_of(client, f"{session}:train:0", 1) == expected
 
 
 def test_a_checkpoint_may_be_replaced_after_it_was_loaded(base: LoadedBase, folder: Path):
-    with served(make_service(base, folder).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder) as client:
         model = client.model()
         for seq in range(1, 4):
             client.result(send(client, model, seq))
@@ -136,16 +130,15 @@ def test_a_checkpoint_may_be_replaced_after_it_was_loaded(base: LoadedBase, fold
         client.result(client.optim_step(model, 6, learning_rate=1.0))
         client.result(client.post("save_weights", model_id=model, seq_id=7, path="one", overwrite=True))
         assert numbers_of(client, model, 8) != expected
-    with served(make_service(base, folder).app()) as url:
-        assert numbers_of(RawClient(url), loaded, 2) == expected
+    with serving(base, folder) as client:
+        assert numbers_of(client, loaded, 2) == expected
 
 
 def test_what_was_told_long_ago_is_forgotten_and_not_done_again(
     base: LoadedBase, folder: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(service_journal, "_KEPT_S", -1e9)
-    with served(make_service(base, folder, snapshot_s=0).app()) as url:
-        client = RawClient(url)
+    with serving(base, folder, snapshot_s=0) as client:
         model = client.model()
         for seq in range(1, LAST + 1):
             client.result(send(client, model, seq))

@@ -8,7 +8,7 @@ import errno
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -22,11 +22,12 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from support.in_thread import in_thread
 from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
 from support.router_stand_ins.engine import NUM_PROMPT_TOKENS, answers
 from support.routers.keyed_cluster import keyed_cluster
 from support.routers.management_calls import managing
-from support.training.trainer import SECRET, RawClient, data, datum, logprobs_of, make_service, send, served
+from support.training.trainer import SECRET, RawClient, data, datum, logprobs_of, make_service, send, served, serving
 from support.waiting import wait_until
 from tinker import types
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -78,15 +79,12 @@ def routed() -> LoadedBase:
     return LoadedBase(LlamaForCausalLM(config).eval(), None, BASE, frozenset())
 
 
-def beside_router(work: Callable[[ClusterStandIn], None]) -> None:
-    """Run blocking work while a router and one unified worker run."""
-
-    async def run() -> None:
-        async with managing(0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as cluster:
-            cluster.unified[0].engine.words = ("a",)
-            await asyncio.to_thread(work, cluster)
-
-    asyncio.run(run())
+@pytest.fixture
+def cluster() -> Iterator[ClusterStandIn]:
+    """A router and one unified worker."""
+    with in_thread(managing(0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET))) as found:
+        found.unified[0].engine.words = ("a",)
+        yield found
 
 
 def revision_in(folder: Path, name: str) -> str:
@@ -115,65 +113,59 @@ def asked(cluster: ClusterStandIn) -> dict[str, Any]:
     return cluster.unified[0].engine.requests[-1]
 
 
-def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folder: Path):
-    def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
-            service = connect(url)
-            model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
-            samplers, revisions = [], []
-            for number in range(2):
-                train_step(model, number)
-                model.save_state(f"s{number}").result()
-                revisions.append(revision_in(folder, f"s{number}"))
-                samplers.append(model.save_weights_and_get_sampling_client().result())
-            assert cluster.unified[0].kept == set(revisions)
-            for sampler, revision in ((samplers[0], revisions[0]), (samplers[1], revisions[1])):
-                response = sampler.sample(PROMPT, 2, PARAMS).result()
-                assert [sequence.tokens for sequence in response.sequences] == [[5], [5]]
-                assert [list(sequence.logprobs) for sequence in response.sequences] == [[-0.5], [-0.5]]
-                assert [sequence.stop_reason for sequence in response.sequences] == ["stop", "stop"]
-                ids = [sequence.sequence_id.rpartition(".")[2] for sequence in response.sequences]
-                assert ids == [f"0@{revision}", f"1@{revision}"]
-                sent = asked(cluster)
-                assert (sent["prompt"], sent["max_tokens"], sent["stop_token_ids"]) == ([3, 4, 5], 4, [9])
-            cool = types.SamplingParams(max_tokens=4, temperature=0.5)
-            assert samplers[0].sample(PROMPT, 1, cool).result().sequences[0].logprobs is None
-            base = service.create_sampling_client(base_model=MODEL).result().sample(PROMPT, 1, PARAMS).result()
-            assert base.sequences[0].sequence_id.endswith(".0@base")
-
-    beside_router(work)
+def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
+    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+        service = connect(url)
+        model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
+        samplers, revisions = [], []
+        for number in range(2):
+            train_step(model, number)
+            model.save_state(f"s{number}").result()
+            revisions.append(revision_in(folder, f"s{number}"))
+            samplers.append(model.save_weights_and_get_sampling_client().result())
+        assert cluster.unified[0].kept == set(revisions)
+        for sampler, revision in ((samplers[0], revisions[0]), (samplers[1], revisions[1])):
+            response = sampler.sample(PROMPT, 2, PARAMS).result()
+            assert [sequence.tokens for sequence in response.sequences] == [[5], [5]]
+            assert [list(sequence.logprobs) for sequence in response.sequences] == [[-0.5], [-0.5]]
+            assert [sequence.stop_reason for sequence in response.sequences] == ["stop", "stop"]
+            ids = [sequence.sequence_id.rpartition(".")[2] for sequence in response.sequences]
+            assert ids == [f"0@{revision}", f"1@{revision}"]
+            sent = asked(cluster)
+            assert (sent["prompt"], sent["max_tokens"], sent["stop_token_ids"]) == ([3, 4, 5], 4, [9])
+        cool = types.SamplingParams(max_tokens=4, temperature=0.5)
+        assert samplers[0].sample(PROMPT, 1, cool).result().sequences[0].logprobs is None
+        base = service.create_sampling_client(base_model=MODEL).result().sample(PROMPT, 1, PARAMS).result()
+        assert base.sequences[0].sequence_id.endswith(".0@base")
 
 
-def test_named_weights_are_stored_under_the_adapters_name(routed: LoadedBase, folder: Path):
-    def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
-            service = connect(url)
-            metadata = {"prelude.adapter": "bot"}
-            create = service.create_lora_training_client
-            model = create(base_model=MODEL, rank=4, seed=1, user_metadata=metadata).result()
-            train_step(model, 0)
-            model.save_state("same").result()
-            path = model.save_weights_for_sampler("v1").result().path
-            assert path == f"tinker://{model.model_id}/sampler_weights/v1"
-            train_step(model, 1)
-            model.save_weights_for_sampler("v2").result()
-            sampler = service.create_sampling_client(model_path=path).result()
-            [sequence] = sampler.sample(PROMPT, 1, PARAMS).result().sequences
-            assert sequence.sequence_id.endswith(revision_in(folder, "same"))
-            listed = asyncio.run(_get(f"{cluster.url}/v1/adapters/bot"))
-            assert {"v1", "v2"} <= set(listed["aliases"])
-            assert all(revision["stored"] for revision in listed["revisions"])
-            with pytest.raises(tinker.NotFoundError):
-                service.create_training_client_from_state(path).result()
-            with pytest.raises(tinker.NotFoundError):
-                tinker.ServiceClient(base_url=url, api_key="tml-other").create_sampling_client(model_path=path).result()
-            kept = {each.name for each in folder.rglob("*")}
-            at = f"/training_runs/{model.model_id}/checkpoints/sampler_weights/v1"
-            deleted = RawClient(url, KEY).http.delete(at)
-            assert deleted.status_code == 204
-            assert {each.name for each in folder.rglob("*")} >= kept  # it had no files here
-
-    beside_router(work)
+def test_named_weights_are_stored_under_the_adapters_name(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
+    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+        service = connect(url)
+        metadata = {"prelude.adapter": "bot"}
+        create = service.create_lora_training_client
+        model = create(base_model=MODEL, rank=4, seed=1, user_metadata=metadata).result()
+        train_step(model, 0)
+        model.save_state("same").result()
+        path = model.save_weights_for_sampler("v1").result().path
+        assert path == f"tinker://{model.model_id}/sampler_weights/v1"
+        train_step(model, 1)
+        model.save_weights_for_sampler("v2").result()
+        sampler = service.create_sampling_client(model_path=path).result()
+        [sequence] = sampler.sample(PROMPT, 1, PARAMS).result().sequences
+        assert sequence.sequence_id.endswith(revision_in(folder, "same"))
+        listed = asyncio.run(_get(f"{cluster.url}/v1/adapters/bot"))
+        assert {"v1", "v2"} <= set(listed["aliases"])
+        assert all(revision["stored"] for revision in listed["revisions"])
+        with pytest.raises(tinker.NotFoundError):
+            service.create_training_client_from_state(path).result()
+        with pytest.raises(tinker.NotFoundError):
+            tinker.ServiceClient(base_url=url, api_key="tml-other").create_sampling_client(model_path=path).result()
+        kept = {each.name for each in folder.rglob("*")}
+        at = f"/training_runs/{model.model_id}/checkpoints/sampler_weights/v1"
+        deleted = RawClient(url, KEY).http.delete(at)
+        assert deleted.status_code == 204
+        assert {each.name for each in folder.rglob("*")} >= kept  # it had no files here
 
 
 async def _get(url: str) -> Any:
@@ -183,191 +175,168 @@ async def _get(url: str) -> Any:
         return await answer.json()
 
 
-def test_prompts_are_scored_where_that_is_the_policy(routed: LoadedBase, folder: Path):
+def test_prompts_are_scored_where_that_is_the_policy(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
     """By the base model, by weights that are not trained yet, and by those that adapt answers, too."""
-
-    def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
-            service, prompt = connect(url), types.ModelInput.from_ints([3] * NUM_PROMPT_TOKENS)
-            base = service.create_sampling_client(base_model=MODEL).result()
-            whole, last = (base.compute_logprobs(prompt, last_n).result() for last_n in (None, 1))
-            assert whole == [-0.5] * NUM_PROMPT_TOKENS
-            assert last == [None] * (NUM_PROMPT_TOKENS - 1) + [-0.5]
-            create = service.create_lora_training_client
-            for positions in ("all", "prefill"):
-                metadata = {"prelude.positions": positions}
-                model = create(base_model=MODEL, rank=4, seed=1, user_metadata=metadata).result()
-                path = model.save_weights_for_sampler("untrained").result().path
-                scoring = [model.save_weights_and_get_sampling_client().result()]
-                scoring.append(service.create_sampling_client(model_path=path).result())
-                train_step(model, 0)
-                trained = model.save_weights_and_get_sampling_client().result()
-                scoring += [trained] if positions == "all" else []
-                for each in scoring:
-                    assert each.compute_logprobs(prompt).result() == whole
-            with pytest.raises(tinker.BadRequestError, match="adapts prompts only"):
-                trained.compute_logprobs(prompt).result()
-            warm = types.SamplingParams(max_tokens=1, temperature=0.5)
-            with pytest.raises(tinker.BadRequestError, match=r"temperature is 0\.5"):
-                base.sample(prompt, 1, warm, include_prompt_logprobs=True).result()
-
-    beside_router(work)
+    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+        service, prompt = connect(url), types.ModelInput.from_ints([3] * NUM_PROMPT_TOKENS)
+        base = service.create_sampling_client(base_model=MODEL).result()
+        whole, last = (base.compute_logprobs(prompt, last_n).result() for last_n in (None, 1))
+        assert whole == [-0.5] * NUM_PROMPT_TOKENS
+        assert last == [None] * (NUM_PROMPT_TOKENS - 1) + [-0.5]
+        create = service.create_lora_training_client
+        for positions in ("all", "prefill"):
+            metadata = {"prelude.positions": positions}
+            model = create(base_model=MODEL, rank=4, seed=1, user_metadata=metadata).result()
+            path = model.save_weights_for_sampler("untrained").result().path
+            scoring = [model.save_weights_and_get_sampling_client().result()]
+            scoring.append(service.create_sampling_client(model_path=path).result())
+            train_step(model, 0)
+            trained = model.save_weights_and_get_sampling_client().result()
+            scoring += [trained] if positions == "all" else []
+            for each in scoring:
+                assert each.compute_logprobs(prompt).result() == whole
+        with pytest.raises(tinker.BadRequestError, match="adapts prompts only"):
+            trained.compute_logprobs(prompt).result()
+        warm = types.SamplingParams(max_tokens=1, temperature=0.5)
+        with pytest.raises(tinker.BadRequestError, match=r"temperature is 0\.5"):
+            base.sample(prompt, 1, warm, include_prompt_logprobs=True).result()
 
 
-def test_samples_are_trained_on_without_spans_also_after_a_restart(routed: LoadedBase, folder: Path):
+def test_samples_are_trained_on_without_spans_also_after_a_restart(
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn
+):
     """As the cookbook's rl_loop does."""
     context = [3] * NUM_PROMPT_TOKENS
     tokens, zeros = [*context, 5, 5], [0.0] * NUM_PROMPT_TOKENS
     sampled = datum(tokens, logprobs=[*zeros, -0.5], advantages=[*zeros, 1])
 
-    def work(cluster: ClusterStandIn) -> None:
-        def service() -> Any:
-            return make_service(routed, folder, cluster.url, MODEL).app()
+    def service() -> Any:
+        return make_service(routed, folder, cluster.url, MODEL).app()
 
-        with served(service()) as url:
-            client = RawClient(url, KEY)
-            base = connect(url).create_sampling_client(base_model=MODEL).result()
-            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
-            created = client.post("create_model", session_id=client.session(), model_seq_id=0, **fields)
-            model = client.result(created)["model_id"]
-            before = client.forward_backward(model, 1, sampled, loss_fn="importance_sampling")
-            assert "nothing says where its answer begins" in client.error(before)
-            base.compute_logprobs(types.ModelInput.from_ints(context)).result()  # it samples a 5, as no answer
-            [sequence] = base.sample(types.ModelInput.from_ints([*context, 5]), 1, PARAMS).result().sequences
-            assert sequence.tokens == [5]
-            scored = client.result(client.forward_backward(model, 2, datum(tokens), forward_only=True))
-            assert [each.tolist()[:-1] for each in logprobs_of(scored)] == [zeros]
-        with served(service()) as url:
-            client = RawClient(url, KEY)
-            learned = client.result(client.forward_backward(model, 3, sampled, loss_fn="importance_sampling"))
-            assert logprobs_of(learned)[0].tolist() == logprobs_of(scored)[0].tolist()
-
-    beside_router(work)
+    with served(service()) as url:
+        client = RawClient(url, KEY)
+        base = connect(url).create_sampling_client(base_model=MODEL).result()
+        model = client.model(base_model=MODEL)
+        before = client.forward_backward(model, 1, sampled, loss_fn="importance_sampling")
+        assert "nothing says where its answer begins" in client.error(before)
+        base.compute_logprobs(types.ModelInput.from_ints(context)).result()  # it samples a 5, as no answer
+        [sequence] = base.sample(types.ModelInput.from_ints([*context, 5]), 1, PARAMS).result().sequences
+        assert sequence.tokens == [5]
+        scored = client.result(client.forward_backward(model, 2, datum(tokens), forward_only=True))
+        assert [each.tolist()[:-1] for each in logprobs_of(scored)] == [zeros]
+    with served(service()) as url:
+        client = RawClient(url, KEY)
+        learned = client.result(client.forward_backward(model, 3, sampled, loss_fn="importance_sampling"))
+        assert logprobs_of(learned)[0].tolist() == logprobs_of(scored)[0].tolist()
 
 
-def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path):
-    def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
-            client = RawClient(url, KEY)
-            session = client.session()
-            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
-            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
-            saved = client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
-            sampler = client.result(saved)["sampling_session_id"]
+def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
+    with serving(routed, folder, cluster.url, MODEL, key=KEY) as client:
+        session = client.session()
+        model = client.model(0, session, base_model=MODEL)
+        saved = client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+        sampler = client.result(saved)["sampling_session_id"]
 
-            def sample(seq: int, **changed: Any) -> Any:
-                asked = {"prompt": {"chunks": [{"tokens": [3]}]}, "sampling_params": {"max_tokens": 4}, **changed}
-                return client.post("asample", sampling_session_id=sampler, seq_id=seq, **asked)
+        def sample(seq: int, **changed: Any) -> Any:
+            asked = {"prompt": {"chunks": [{"tokens": [3]}]}, "sampling_params": {"max_tokens": 4}, **changed}
+            return client.post("asample", sampling_session_id=sampler, seq_id=seq, **asked)
 
-            engine = cluster.unified[0].engine
-            too_hot = client.result(sample(0, sampling_params={"max_tokens": 4, "temperature": 1000.0}))
-            assert (too_hot["category"], "the router refuses: 400" in too_hot["error"]) == ("user", True)
-            engine.behaviours += [answers(500)] * 3  # at every attempt
-            assert client.result(sample(1))["category"] == "server"
-            engine.behaviours.clear()
-            engine.words = ("a", "b")  # two log-probabilities for one token
-            assert client.result(sample(2))["category"] == "server"
-            engine.words = ("a",)
-            engine.words = ("a" * 500_000,)  # an answer in many parts
-            first = client.retrieve(sample(3))
-            engine.words = ("a",)
-            assert first.headers["content-type"] == "application/x-protobuf"
-            num_asked = len(engine.requests)
-            assert client.retrieve(sample(3)).content == first.content  # a retry
-            assert len(engine.requests) == num_asked
-            assert sample(4, num_samples=0).status_code == 400
-            for fields in ({"record_stability_info": True}, {"topk_prompt_logprobs": 1}, {"prompt_alt_tokens_k": 1}):
-                assert f"{next(iter(fields))} is " in sample(4, **fields).text
-            cluster_down = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="r7")
-            assert "r7" in client.error(cluster_down)  # no alias may be called so
-            lost = sample(5).json()["request_id"]
-        with served(make_service(routed, folder, "http://127.0.0.1:9", MODEL).app()) as url:
-            client = RawClient(url, KEY)
-            assert client.post("retrieve_future", request_id=lost).status_code == 410
-            assert "none" in client.error(sample(5))
-            unreachable = client.post("save_weights_for_sampler", model_id=model, seq_id=3, path="v1")
-            assert "cannot be pushed to" in client.error(unreachable)
-
-    beside_router(work)
+        engine = cluster.unified[0].engine
+        too_hot = client.result(sample(0, sampling_params={"max_tokens": 4, "temperature": 1000.0}))
+        assert (too_hot["category"], "the router refuses: 400" in too_hot["error"]) == ("user", True)
+        engine.behaviours += [answers(500)] * 3  # at every attempt
+        assert client.result(sample(1))["category"] == "server"
+        engine.behaviours.clear()
+        engine.words = ("a", "b")  # two log-probabilities for one token
+        assert client.result(sample(2))["category"] == "server"
+        engine.words = ("a",)
+        engine.words = ("a" * 500_000,)  # an answer in many parts
+        first = client.retrieve(sample(3))
+        engine.words = ("a",)
+        assert first.headers["content-type"] == "application/x-protobuf"
+        num_asked = len(engine.requests)
+        assert client.retrieve(sample(3)).content == first.content  # a retry
+        assert len(engine.requests) == num_asked
+        assert sample(4, num_samples=0).status_code == 400
+        for fields in ({"record_stability_info": True}, {"topk_prompt_logprobs": 1}, {"prompt_alt_tokens_k": 1}):
+            assert f"{next(iter(fields))} is " in sample(4, **fields).text
+        cluster_down = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="r7")
+        assert "r7" in client.error(cluster_down)  # no alias may be called so
+        lost = sample(5).json()["request_id"]
+    with serving(routed, folder, "http://127.0.0.1:9", MODEL, key=KEY) as client:
+        assert client.post("retrieve_future", request_id=lost).status_code == 410
+        assert "none" in client.error(sample(5))
+        unreachable = client.post("save_weights_for_sampler", model_id=model, seq_id=3, path="v1")
+        assert "cannot be pushed to" in client.error(unreachable)
 
 
 @pytest.mark.parametrize("snapshot_s", [0.0, 1e9])
 def test_a_push_that_a_restart_interrupted_is_made(
-    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, snapshot_s: float
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch, snapshot_s: float
 ):
     """Also with a snapshot after it: then its files are not written again, and must still be there."""
 
-    def work(cluster: ClusterStandIn) -> None:
-        def service() -> Any:
-            return make_service(routed, folder, cluster.url, MODEL, snapshot_s=snapshot_s).app()
+    def service() -> Any:
+        return make_service(routed, folder, cluster.url, MODEL, snapshot_s=snapshot_s).app()
 
-        with monkeypatch.context() as patched:
-            patched.setattr(Publisher, "publish", lambda *_: None)
-            with served(service()) as url:
-                client = RawClient(url, KEY)
-                fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
-                session = client.session()
-                created = client.post("create_model", session_id=session, model_seq_id=0, **fields)
-                model = client.result(created)["model_id"]
-                for seq in (1, 2, 3):
-                    client.result(send(client, model, seq))
-                client.result(client.post("save_weights", model_id=model, seq_id=4, path="same"))
-                saved = client.post("save_weights_for_sampler", model_id=model, seq_id=5, sampling_session_seq_id=0)
-                client.result(client.forward_backward(model, 6, *data(1)))
-                client.result(client.optim_step(model, 7))
+    with monkeypatch.context() as patched:
+        patched.setattr(Publisher, "publish", lambda *_: None)
         with served(service()) as url:
             client = RawClient(url, KEY)
-            assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
-            assert cluster.unified[0].kept == {revision_in(folder, "same")}
-
-    beside_router(work)
+            session = client.session()
+            model = client.model(0, session, base_model=MODEL)
+            for seq in (1, 2, 3):
+                client.result(send(client, model, seq))
+            client.result(client.post("save_weights", model_id=model, seq_id=4, path="same"))
+            saved = client.post("save_weights_for_sampler", model_id=model, seq_id=5, sampling_session_seq_id=0)
+            client.result(client.forward_backward(model, 6, *data(1)))
+            client.result(client.optim_step(model, 7))
+    with served(service()) as url:
+        client = RawClient(url, KEY)
+        assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
+        assert cluster.unified[0].kept == {revision_in(folder, "same")}
 
 
 def test_training_goes_on_during_a_push_and_the_next_one_waits(
-    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     """So at most one copy of a model's weights is in memory, and a start makes it again: no snapshot is behind it."""
     held = list[tuple[Any, ...]]()
+    service = make_service(routed, folder, cluster.url, MODEL, snapshot_s=0.0)
 
-    def work(cluster: ClusterStandIn) -> None:
-        service = make_service(routed, folder, cluster.url, MODEL, snapshot_s=0.0)
+    def save(seq: int) -> Any:
+        return client.post("save_weights_for_sampler", model_id=model, seq_id=seq, sampling_session_seq_id=seq)
 
-        def save(seq: int) -> Any:
-            return client.post("save_weights_for_sampler", model_id=model, seq_id=seq, sampling_session_seq_id=seq)
-
-        with served(service.app()) as url:
-            client = RawClient(url, KEY)
-            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
-            session = client.session()
-            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
-            for seq in (1, 2, 3):
-                client.result(send(client, model, seq))
-            with monkeypatch.context() as patched:
-                publish = service._commands._publish
-                patched.setattr(service._commands, "_publish", lambda *task: held.append(task))
-                first = save(4)
-                client.result(client.forward_backward(model, 5, *data(1)))
-                client.result(client.optim_step(model, 6))
-                client.result(client.post("save_weights", model_id=model, seq_id=7, path="same"))
-                second, step = save(8), client.optim_step(model, 9)
-                queue = service._commands.executor._queues[model]
-                wait_until(lambda: queue.is_held)
-                assert (queue.next, len(held)) == (8, 1)
-                assert service._journal.get(Model, model).snapshot == 3
-            service._commands._loop.call_soon_threadsafe(publish, *held[0])
-            for future, seq in ((first, 4), (second, 8)):
-                assert client.result(future) == {"sampling_session_id": f"{session}:sample:{seq}"}
-            assert revision_in(folder, "same") in cluster.unified[0].kept
-            client.result(step)
-            wait_until(lambda: not queue.is_exporting)
-            client.result(client.optim_step(model, 10))
-            wait_until(lambda: service._journal.get(Model, model).snapshot == 10)
-
-    beside_router(work)
+    with served(service.app()) as url:
+        client = RawClient(url, KEY)
+        session = client.session()
+        model = client.model(0, session, base_model=MODEL)
+        for seq in (1, 2, 3):
+            client.result(send(client, model, seq))
+        with monkeypatch.context() as patched:
+            publish = service._commands._publish
+            patched.setattr(service._commands, "_publish", lambda *task: held.append(task))
+            first = save(4)
+            client.result(client.forward_backward(model, 5, *data(1)))
+            client.result(client.optim_step(model, 6))
+            client.result(client.post("save_weights", model_id=model, seq_id=7, path="same"))
+            second, step = save(8), client.optim_step(model, 9)
+            queue = service._commands.executor._queues[model]
+            wait_until(lambda: queue.is_held)
+            assert (queue.next, len(held)) == (8, 1)
+            assert service._journal.get(Model, model).snapshot == 3
+        service._commands._loop.call_soon_threadsafe(publish, *held[0])
+        for future, seq in ((first, 4), (second, 8)):
+            assert client.result(future) == {"sampling_session_id": f"{session}:sample:{seq}"}
+        assert revision_in(folder, "same") in cluster.unified[0].kept
+        client.result(step)
+        wait_until(lambda: not queue.is_exporting)
+        client.result(client.optim_step(model, 10))
+        wait_until(lambda: service._journal.get(Model, model).snapshot == 10)
 
 
 def test_weights_reach_a_router_that_does_not_see_the_folder(
-    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     """Such as one in another container, or on another host: then they are uploaded."""
     push, pushes, folders = PushTarget.push, list[bool](), dict[Path, bool]()
@@ -378,42 +347,35 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
         return push(self, folder / "none" if self.by_folder else at)
 
     monkeypatch.setattr(PushTarget, "push", push_from_elsewhere)
-
-    def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
-            model = connect(url).create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
-            for number, hosts, expected in ((0, ("127.0.0.1",), [True, False]), (1, (), [False])):
-                monkeypatch.setattr(publishing, "_THIS_HOST", hosts)
-                train_step(model, number)
-                model.save_state(f"s{number}").result()
-                model.save_weights_and_get_sampling_client().result()
-                assert pushes == expected
-                assert revision_in(folder, f"s{number}") in cluster.unified[0].kept
-                pushes.clear()
-        assert list(folders.values()) == [True, False]  # only what this host may share takes its memory
-        assert not any(each.exists() for each in folders)
-
-    beside_router(work)
+    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+        model = connect(url).create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
+        for number, hosts, expected in ((0, ("127.0.0.1",), [True, False]), (1, (), [False])):
+            monkeypatch.setattr(publishing, "_THIS_HOST", hosts)
+            train_step(model, number)
+            model.save_state(f"s{number}").result()
+            model.save_weights_and_get_sampling_client().result()
+            assert pushes == expected
+            assert revision_in(folder, f"s{number}") in cluster.unified[0].kept
+            pushes.clear()
+    assert list(folders.values()) == [True, False]  # only what this host may share takes its memory
+    assert not any(each.exists() for each in folders)
 
 
-def test_a_full_memory_fails_the_save_and_is_named(routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_memory_fails_the_save_and_is_named(
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
+):
     def full(self: ServedWeights, path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
-            client = RawClient(url, KEY)
-            session = client.session()
-            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
-            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
-            with monkeypatch.context() as patched:
-                patched.setattr(ServedWeights, "write", full)
-                failed = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
-                assert "cannot be written to /dev/shm (No space left" in client.error(failed)
-            again = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="v1")
-            assert client.result(again)["path"].endswith("/v1")
-
-    beside_router(work)
+    with serving(routed, folder, cluster.url, MODEL, key=KEY) as client:
+        session = client.session()
+        model = client.model(0, session, base_model=MODEL)
+        with monkeypatch.context() as patched:
+            patched.setattr(ServedWeights, "write", full)
+            failed = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
+            assert "cannot be written to /dev/shm (No space left" in client.error(failed)
+        again = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="v1")
+        assert client.result(again)["path"].endswith("/v1")
 
 
 def left_in(cluster: ClusterStandIn) -> list[str]:
@@ -432,12 +394,7 @@ def left_in(cluster: ClusterStandIn) -> list[str]:
 def sampled(client: RawClient, session: str, name: str, saves: int, named: str | None = None) -> str:
     """A model of the session that was saved for so many sampling clients, different weights each time."""
     number = int(name[-1])
-    fields = {
-        "base_model": MODEL,
-        "lora_config": {"rank": 4, "seed": number},
-        "user_metadata": {"prelude.adapter": name},
-    }
-    model = client.result(client.post("create_model", session_id=session, model_seq_id=number, **fields))["model_id"]
+    model = client.model(number, session, base_model=MODEL, user_metadata={"prelude.adapter": name}, seed=number)
     for save in range(saves):
         seq = 3 * save + 1
         client.result(client.forward_backward(model, seq, *data(1)))
@@ -458,7 +415,7 @@ def without_sweeps(service: Service) -> None:
 
 @pytest.mark.parametrize("end", ["finished", "silent", "killed"])
 def test_sampling_sessions_leave_nothing_behind(
-    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     """However a session ends, its aliases and what only they named go, each by one call. Named weights stay."""
     removed: list[str] = []
@@ -466,65 +423,58 @@ def test_sampling_sessions_leave_nothing_behind(
     monkeypatch.setattr(publishing, "_ALIASES", 3)
     monkeypatch.setattr(PushTarget, "remove_alias", lambda self: (remove(self), removed.append(self.alias)))
 
-    def work(cluster: ClusterStandIn) -> None:
-        def service() -> Service:
-            return make_service(routed, folder, cluster.url, MODEL)
+    def service() -> Service:
+        return make_service(routed, folder, cluster.url, MODEL)
 
-        with served((first := service()).app()) as url:
-            client = RawClient(url, KEY)
-            ended, going_on = client.session(), client.session()
-            sampled(client, ended, "bot-1", 5, named="v1")
-            sampled(client, ended, "bot-2", 1)
-            sampled(client, going_on, "bot-3", 1)
-            wait_until(lambda: len(removed) == 3)  # of the first session, which has made six
-            aliases = [f"sampler-{ended}-{number}" for number in (103, 104, 200)] + [f"sampler-{going_on}-300"]
-            assert [each for each in left_in(cluster) if each.startswith("sampler-")] == sorted(aliases)
-            assert len(cluster.unified[0].kept) == 3  # the last weights of the first model are stored
-            if end == "finished":
-                assert client.post(f"sessions/{ended}/finish", reason={"type": "success"}).status_code == 200
-            elif end == "silent":
-                first._models._seen_s[ended] -= service_models._SILENT_S
-                first._commands._loop.call_soon_threadsafe(first._to_sweep.set)
-            else:
-                without_sweeps(first)  # killed before it could
-                client.post(f"sessions/{ended}/finish", reason={"type": "success"})
-            if end != "killed":
-                wait_until(lambda: len(removed) == 6)
-        with served(service().app()):  # whose clients say nothing
+    with served((first := service()).app()) as url:
+        client = RawClient(url, KEY)
+        ended, going_on = client.session(), client.session()
+        sampled(client, ended, "bot-1", 5, named="v1")
+        sampled(client, ended, "bot-2", 1)
+        sampled(client, going_on, "bot-3", 1)
+        wait_until(lambda: len(removed) == 3)  # of the first session, which has made six
+        aliases = [f"sampler-{ended}-{number}" for number in (103, 104, 200)] + [f"sampler-{going_on}-300"]
+        assert [each for each in left_in(cluster) if each.startswith("sampler-")] == sorted(aliases)
+        assert len(cluster.unified[0].kept) == 3  # the last weights of the first model are stored
+        if end == "finished":
+            assert client.post(f"sessions/{ended}/finish", reason={"type": "success"}).status_code == 200
+        elif end == "silent":
+            first._models._seen_s[ended] -= service_models._SILENT_S
+            first._commands._loop.call_soon_threadsafe(first._to_sweep.set)
+        else:
+            without_sweeps(first)  # killed before it could
+            client.post(f"sessions/{ended}/finish", reason={"type": "success"})
+        if end != "killed":
             wait_until(lambda: len(removed) == 6)
-            wait_until(lambda: len(cluster.unified[0].kept) == 1)
-            left = [each for each in left_in(cluster) if not each.startswith("sha256:")]
-            assert left == ["latest", "latest", f"sampler-{going_on}-300", "v1"]
-            assert len(left_in(cluster)) == len(left) + 2
-        assert sorted(removed) == sorted(f"sampler-{ended}-{number}" for number in (*range(100, 105), 200))
-
-    beside_router(work)
+    with served(service().app()):  # whose clients say nothing
+        wait_until(lambda: len(removed) == 6)
+        wait_until(lambda: len(cluster.unified[0].kept) == 1)
+        left = [each for each in left_in(cluster) if not each.startswith("sha256:")]
+        assert left == ["latest", "latest", f"sampler-{going_on}-300", "v1"]
+        assert len(left_in(cluster)) == len(left) + 2
+    assert sorted(removed) == sorted(f"sampler-{ended}-{number}" for number in (*range(100, 105), 200))
 
 
 def test_an_alias_that_cannot_be_removed_is_tried_again(
-    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     tried: list[str] = []
-
-    def work(cluster: ClusterStandIn) -> None:
-        service = make_service(routed, folder, cluster.url, MODEL)
-        with served(service.app()) as url:
-            client = RawClient(url, KEY)
-            session = client.session()
-            sampled(client, session, "bot-1", 1)
-            with monkeypatch.context() as patched:
-                patched.setattr(PushTarget, "remove_alias", partial(refused, tried))
-                client.post(f"sessions/{session}/finish", reason={"type": "success"})
-                wait_until(lambda: tried)
-            service._commands._loop.call_soon_threadsafe(service._to_sweep.set)
-            wait_until(lambda: left_in(cluster) == [])
-            wait_until(lambda: service._journal.all(Pushed) == [])
-
-    beside_router(work)
+    service = make_service(routed, folder, cluster.url, MODEL)
+    with served(service.app()) as url:
+        client = RawClient(url, KEY)
+        session = client.session()
+        sampled(client, session, "bot-1", 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(PushTarget, "remove_alias", partial(refused, tried))
+            client.post(f"sessions/{session}/finish", reason={"type": "success"})
+            wait_until(lambda: tried)
+        service._commands._loop.call_soon_threadsafe(service._to_sweep.set)
+        wait_until(lambda: left_in(cluster) == [])
+        wait_until(lambda: service._journal.all(Pushed) == [])
 
 
 def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
-    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     taken, push = threading.Event(), PushTarget.push
     monkeypatch.setattr(service_app, "_SWEEP_S", 0.1)
@@ -534,27 +484,24 @@ def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
         taken.set()
         raise asyncio.CancelledError  # nothing is told of it
 
-    def work(cluster: ClusterStandIn) -> None:
-        first = make_service(routed, folder, cluster.url, MODEL)
-        without_sweeps(first)
-        with monkeypatch.context() as patched, served(first.app()) as url:
-            patched.setattr(PushTarget, "push", push_and_end)
-            client = RawClient(url, KEY)
-            session = client.session()
-            model = sampled(client, session, "bot-1", 0)
-            client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
-            assert taken.wait(60)
-            client.post(f"sessions/{session}/finish", reason={"type": "success"})
-            assert len(left_in(cluster)) == 3
-        with served((second := make_service(routed, folder, cluster.url, MODEL)).app()):
-            wait_until(lambda: left_in(cluster) == [])
-            wait_until(lambda: second._journal.all(Model) == [])
-
-    beside_router(work)
+    first = make_service(routed, folder, cluster.url, MODEL)
+    without_sweeps(first)
+    with monkeypatch.context() as patched, served(first.app()) as url:
+        patched.setattr(PushTarget, "push", push_and_end)
+        client = RawClient(url, KEY)
+        session = client.session()
+        model = sampled(client, session, "bot-1", 0)
+        client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+        assert taken.wait(60)
+        client.post(f"sessions/{session}/finish", reason={"type": "success"})
+        assert len(left_in(cluster)) == 3
+    with served((second := make_service(routed, folder, cluster.url, MODEL)).app()):
+        wait_until(lambda: left_in(cluster) == [])
+        wait_until(lambda: second._journal.all(Model) == [])
 
 
 def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
-    routed: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     begun, has_ended, push = threading.Event(), threading.Event(), PushTarget.push
 
@@ -564,32 +511,28 @@ def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
         return push(self, folder)
 
     monkeypatch.setattr(PushTarget, "push", push_late)
+    service = make_service(routed, folder, cluster.url, MODEL)
+    sweeps, sweep = list[float](), service._models.sweep
 
-    def work(cluster: ClusterStandIn) -> None:
-        service = make_service(routed, folder, cluster.url, MODEL)
-        sweeps, sweep = list[float](), service._models.sweep
+    async def count(now_s: float) -> None:
+        await sweep(now_s)
+        sweeps.append(now_s)
 
-        async def count(now_s: float) -> None:
-            await sweep(now_s)
-            sweeps.append(now_s)
-
-        service._models.sweep = count  # type: ignore[method-assign]
-        with served(service.app()) as url:
-            client = RawClient(url, KEY)
-            session = client.session()
-            model = sampled(client, session, "bot-1", 0)
-            client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
-            assert begun.wait(60)
-            num_before = len(sweeps)
-            client.post(f"sessions/{session}/finish", reason={"type": "success"})
-            wait_until(lambda: len(sweeps) > num_before)
-            assert [each.id for each in service._journal.all(Model)] == [model]  # its push is on its way
-            has_ended.set()
-            for kind in (Model, Pushed, Sampler):
-                wait_until(lambda kind=kind: service._journal.all(kind) == [])
-            assert left_in(cluster) == []
-
-    beside_router(work)
+    service._models.sweep = count  # type: ignore[method-assign]
+    with served(service.app()) as url:
+        client = RawClient(url, KEY)
+        session = client.session()
+        model = sampled(client, session, "bot-1", 0)
+        client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+        assert begun.wait(60)
+        num_before = len(sweeps)
+        client.post(f"sessions/{session}/finish", reason={"type": "success"})
+        wait_until(lambda: len(sweeps) > num_before)
+        assert [each.id for each in service._journal.all(Model)] == [model]  # its push is on its way
+        has_ended.set()
+        for kind in (Model, Pushed, Sampler):
+            wait_until(lambda kind=kind: service._journal.all(kind) == [])
+        assert left_in(cluster) == []
 
 
 @pytest.mark.parametrize("tenant", ["acme", "acme#1"])
@@ -649,10 +592,8 @@ async def test_weights_are_pushed_with_the_key_that_asked_for_it(
             )
             with served(service.app()) as url:
                 writer, reader = (RawClient(url, headers=headers_of_router(SECRET, "acme#1", key)) for key in keys)
-                new: Any = {"model_seq_id": 0, "base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
                 for client, other in ((reader, writer), (writer, reader)):
-                    created = client.post("create_model", session_id=client.session(), **new)
-                    model = client.result(created)["model_id"]
+                    model = client.model(base_model=MODEL)
                     pushing.clear()
                     may_push.clear()
                     asked = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
@@ -738,21 +679,16 @@ def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytes
         asyncio.run(sample(url))
 
 
-def test_a_sampling_session_never_changes(routed: LoadedBase, folder: Path):
-    def work(cluster: ClusterStandIn) -> None:
-        with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
-            client = RawClient(url, KEY)
-            session = client.session()
-            fields = {"base_model": MODEL, "lora_config": {"rank": 4, "seed": 1}}
-            model = client.result(client.post("create_model", session_id=session, model_seq_id=0, **fields))["model_id"]
-            named = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
-            path = client.result(named)["path"]
-            ask = {"session_id": session, "sampling_session_seq_id": 0}
-            [sampler] = {client.post("create_sampling_session", model_path=path, **ask).json()["sampling_session_id"]}
-            again = client.post("create_sampling_session", base_model=MODEL, **ask)
-            assert again.json()["sampling_session_id"] == sampler
-            assert client.http.get(f"/samplers/{sampler}").json()["model_path"] == path
-            taken = client.post("save_weights_for_sampler", model_id=model, seq_id=2, sampling_session_seq_id=0)
-            assert f"{sampler} exists" in client.error(taken)
-
-    beside_router(work)
+def test_a_sampling_session_never_changes(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
+    with serving(routed, folder, cluster.url, MODEL, key=KEY) as client:
+        session = client.session()
+        model = client.model(0, session, base_model=MODEL)
+        named = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
+        path = client.result(named)["path"]
+        ask = {"session_id": session, "sampling_session_seq_id": 0}
+        [sampler] = {client.post("create_sampling_session", model_path=path, **ask).json()["sampling_session_id"]}
+        again = client.post("create_sampling_session", base_model=MODEL, **ask)
+        assert again.json()["sampling_session_id"] == sampler
+        assert client.http.get(f"/samplers/{sampler}").json()["model_path"] == path
+        taken = client.post("save_weights_for_sampler", model_id=model, seq_id=2, sampling_session_seq_id=0)
+        assert f"{sampler} exists" in client.error(taken)

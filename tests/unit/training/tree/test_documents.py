@@ -1,7 +1,5 @@
 """Documents and their merging."""
 
-from typing import Any
-
 import pytest
 from support.training.random_documents import random_documents
 
@@ -11,11 +9,7 @@ from training.tree.documents import Branch, Document, merge
 
 def contexts(documents: list[Document]) -> list[tuple[object, ...]]:
     """What is learned, independent of how it is arranged."""
-    return sorted(
-        (d.slot, d.positions, d.trunk[: b.position], b.tokens, b.example, b.is_chosen)
-        for d in documents
-        for b in d.branches
-    )
+    return sorted((d.trunk[: b.position], b.tokens, b.example, b.is_chosen) for d in documents for b in d.branches)
 
 
 @pytest.mark.parametrize(
@@ -26,19 +20,11 @@ def contexts(documents: list[Document]) -> list[tuple[object, ...]]:
         (lambda: Document((), (Branch(0, (3,), example=7),)), "example 7.*at least one token of context"),
         (lambda: Document((1, 2), (Branch(0, (3,)),)), "at least one token of context"),
         (lambda: Document((1, 2), (Branch(3, (3,)),)), "follows 3 tokens of a context of 2"),
-        (lambda: Document((1,), (Branch(1, (3,)),), slot=-1), "slots count from 0"),
-        (lambda: Document((1,), (Branch(1, (3,)),), positions="some"), "'some'"),  # type: ignore[arg-type]
     ],
 )
 def test_a_document_that_teaches_nothing_is_refused(make, message: str):
     with pytest.raises(DocumentInvalid, match=message):
         make()
-
-
-@pytest.mark.parametrize("other", [(0, "all"), (1, "prefill"), (1, "all")])
-def test_equal_contexts_of_different_adapters_stay_apart(other: tuple[int, Any]):
-    documents = [Document((1, 2), (Branch(2, (9,)),), *adapter) for adapter in ((0, "prefill"), other)]
-    assert merge(documents) == sorted(documents, key=lambda each: (each.slot, each.positions))
 
 
 def test_merged_documents_stay_below_a_limit():
@@ -50,11 +36,10 @@ def test_merged_documents_stay_below_a_limit():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_merging_changes_nothing_that_is_learned(seed: int):
-    documents = random_documents(seed, 40, slots=2, vocabulary=2, longest=6)  # few contexts, so that many are equal
+    documents = random_documents(seed, 40, vocabulary=2, longest=6)  # few contexts, so that many are equal
     merged = merge(documents)
     assert contexts(merged) == contexts(documents)
     assert sum(each.num_tokens for each in merged) < sum(each.num_tokens for each in documents)
     for one in merged:  # nothing is left to join
         for other in merged:
-            same = (one.slot, one.positions) == (other.slot, other.positions)
-            assert one is other or not same or other.trunk[: len(one.trunk)] != one.trunk
+            assert one is other or other.trunk[: len(one.trunk)] != one.trunk

@@ -10,7 +10,7 @@ from training.tree.packing import pack
 
 @pytest.mark.parametrize("seed", range(10))
 def test_every_document_is_in_one_row_whole(seed: int):
-    documents = random_documents(seed, 60, slots=3)
+    documents = random_documents(seed, 60)
     rows = pack(documents, 256)
     assert sorted(branch.example for row in rows for branch in row.answers) == sorted(
         branch.example for document in documents for branch in document.branches

@@ -1,5 +1,6 @@
 """Commands print no warnings, notices or progress of libraries and of pip, but their errors."""
 
+import importlib
 import json
 import logging
 import os
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.commands import SMALL_LLAMA
 
+from cli.libraries import needing, quiet_libraries
 from cli.main import main
-from cli.quiet import quiet_libraries
 from cluster.agent import worker_agent
 from cluster.local import demo
 from process import log
@@ -88,3 +89,8 @@ def test_pip_output_is_shown_when_it_fails(tmp_path: Path, fails: bool):
     else:
         assert (done.returncode, done.stderr) == (0, "")
         assert "3/3 Prelude" in done.stdout
+
+
+def test_a_fault_of_ours_is_no_missing_library():
+    with pytest.raises(ModuleNotFoundError), needing():
+        importlib.import_module("training.nothing")
