@@ -122,7 +122,7 @@ def command(spec: EngineSpec) -> list[str]:
         # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
         # tower it loads nevertheless.
         arguments[MODEL_OVERRIDES.removeprefix("--")] = '{"language_model_only": true}'
-    if can_be(spec.role, ADAPTER_ROLES):
+    if can_be(spec.role, ADAPTER_ROLES) and "EAGLE3" not in spec.extra_arguments:  # it keeps other layers' states
         # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.
         arguments["return-hidden-states-mode"] = "last"
     if spec.role != "stock":
@@ -241,6 +241,8 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         # or has ended itself (`engine.hooks.kv.held_rooms`).
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "inf",
         _NIXL_PARAMETERS: _nixl_parameters(inherited.get(_NIXL_PARAMETERS) or "{}"),
+        # A decode engine with a draft model whose batches are too large for guesses does nothing for the next guess.
+        "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND": "1",
         # With attention backends that read a batch's KV late (trtllm_mha, the default on Blackwell), cached KV would
         # leave a prefill engine before it is computed: NIXL transfers do not wait for SGLang's event.
         "SGLANG_ENABLE_PREFILL_WAR_READ_DONE": "0",

@@ -8,7 +8,6 @@ _HOOKED_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _HOOKED_METHOD = "checkpoint_into_tree"
 
 _REFUSED = {
-    "speculative_algorithm": "decode engines end at their first request, and hooks do not tell drafts from answers",
     "enable_pd_role_switch": "an engine has the hooks of the role that it starts in",
     "enable_http2": "its server asks no client for a certificate",
     "grpc_port": "its server asks for no key; unset SGLANG_GRPC_PORT, too",
@@ -44,6 +43,8 @@ _UNSUPPORTED = {
     "enable_pdmux": "prompts and answers run at the same time, and the hooks keep the state of one batch",
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
 }
+
+_DRAFTS = ("EAGLE", "EAGLE3")  # algorithms whose KV and hidden states a prefill engine sends along
 
 # Sizes that must be 1.
 _UNSUPPORTED_ABOVE_1 = {
@@ -108,6 +109,7 @@ def check_role(role: str, cache: Any, settings: Any, *, switches: bool = False) 
         return
     own = {"enable_pd_role_switch"} if switches else set()
     _refuse("Prelude", settings, {name: why for name, why in _REFUSED.items() if name not in own})
+    _check_draft("switching" if switches else role, settings)
     if role == "decode":
         if not cache.disable:
             raise ValueError(
@@ -122,6 +124,22 @@ def check_role(role: str, cache: Any, settings: Any, *, switches: bool = False) 
             f"the prefix cache {type(cache).__name__} cannot be used on a unified worker: it would keep KV that decode "
             "wrote without the adapter; remove options of caches from extra_arguments, or add --disable-radix-cache "
             "to them"
+        )
+
+
+def _check_draft(role: str, settings: Any) -> None:
+    """Raise ValueError for a draft model with which answers would be wrong, or which has not been run."""
+    if settings.speculative_algorithm is None:
+        return
+    if role not in ("prefill", "decode"):
+        raise ValueError(
+            f"--speculative-algorithm cannot be used on a {role} worker: where an engine has adapters and decodes, "
+            "hooks do not tell drafts from answers; give it to prefill and decode workers only"
+        )
+    if settings.speculative_algorithm not in _DRAFTS or settings.speculative_eagle_topk != 1:
+        raise ValueError(
+            f"--speculative-algorithm {settings.speculative_algorithm} with --speculative-eagle-topk "
+            f"{settings.speculative_eagle_topk} has not been run; use {' or '.join(_DRAFTS)} with 1"
         )
 
 

@@ -77,7 +77,8 @@ def accepted() -> dict[str, list[str]]:
 
 def accepts(role: str, cache: object) -> bool:
     try:
-        check_role(role, cache, SimpleNamespace(**dict.fromkeys((*_REFUSED, *_SHARED_STORAGE))))
+        names = (*_REFUSED, *_SHARED_STORAGE, "speculative_algorithm")
+        check_role(role, cache, SimpleNamespace(**dict.fromkeys(names)))
     except ValueError:
         return False
     return True
