@@ -73,24 +73,17 @@ def pair(tmp_path_factory, model: Path, directories: dict[str, Path]):
     draft = write_random_draft(model, root / "draft")
     steps = root / "steps.json"
     steps.write_text(json.dumps({"1": {"candidate_steps": [3]}, MOST_GUESSED_FOR + 1: {"candidate_steps": [0]}}))
-    arguments = ("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(draft))
-    arguments += (
-        "--speculative-num-steps",
-        "3",
-        "--speculative-eagle-topk",
-        "1",
-        "--speculative-num-draft-tokens",
-        "4",
+    arguments = (
+        *("--speculative-algorithm", "EAGLE", "--speculative-draft-model-path", str(draft)),
+        *("--speculative-eagle-topk", "1", "--speculative-adaptive", "--speculative-adaptive-config", str(steps)),
     )
-    adaptive = ("--speculative-adaptive", "--speculative-adaptive-config", str(steps))
     with pytest.MonkeyPatch.context() as patch:
         if DEVICE == "cpu":
             patch.setenv("PYTHONPATH", f"{write_plugin(root / 'plugin')}:{os.environ.get('PYTHONPATH', '')}")
         cache = tmp_path_factory.mktemp("cache")
         common = {"extra_arguments": (*EXTRA_ARGUMENTS, *arguments), "kv_page_tokens": 16}
         prefill_spec = engine_spec("prefill", model, root / "p", bootstrap_port=free_port(), **common)
-        common["extra_arguments"] += adaptive
-        decode_spec = engine_spec("decode", model, root / "d", adapters=None, max_total_tokens=2048, **common)
+        decode_spec = engine_spec("decode", model, root / "d", adapters=None, max_total_tokens=1024, **common)
         with running_engine(prefill_spec, cache) as prefill, running_engine(decode_spec, cache) as decode:
             yield Pair(prefill, decode, {name: prefill.load(directory) for name, directory in directories.items()})
 
@@ -139,8 +132,8 @@ def test_answers_stay_right_when_kv_is_retracted(
     pair: Pair, cases: list[Case], tmp_path: Path, model: Path, directories
 ):
     asked = [(name, ids) for ids in random_prompts(9, 30, 40) for name in (None, *directories)]
-    long = reference_cases(model, tmp_path, directories, asked, 600)
-    answers = pair.ask(*((case.adapter, case.prompt_ids, {"max_new_tokens": 600}) for case in long))
+    long = reference_cases(model, tmp_path, directories, asked, 250)
+    answers = pair.ask(*((case.adapter, case.prompt_ids, {"max_new_tokens": 250}) for case in long))
     assert any(answer["meta_info"].get("num_retractions") for answer in answers), "nothing was retracted"
     for case, answer in zip(long, answers, strict=True):
         assert answer["output_ids"] == case.reference["tokens"], case.name
@@ -205,7 +198,7 @@ def test_embeddings_are_the_references(pair: Pair, cases: list[Case]):
             )
 
     for case, answer in zip(cases, asyncio.run(ask()), strict=True):
-        [state] = answer.json()["meta_info"]["hidden_states"]
+        state = answer.json()["meta_info"]["hidden_states"]
         length = sum(number * number for number in state) ** 0.5
         wanted = case.reference["embedding"]
         assert max(abs(a / length - b) for a, b in zip(state, wanted, strict=True)) <= EMBEDDING_TOLERANCE, case.name
