@@ -122,7 +122,7 @@ def command(spec: EngineSpec) -> list[str]:
         # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
         # tower it loads nevertheless.
         arguments[MODEL_OVERRIDES.removeprefix("--")] = '{"language_model_only": true}'
-    if can_be(spec.role, ADAPTER_ROLES) and "EAGLE3" not in spec.extra_arguments:  # it keeps other layers' states
+    if can_be(spec.role, ADAPTER_ROLES):
         # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.
         arguments["return-hidden-states-mode"] = "last"
     if spec.role != "stock":

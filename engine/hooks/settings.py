@@ -44,8 +44,6 @@ _UNSUPPORTED = {
     "max_loaded_loras": "the engine would evict adapters on its own, and the agent would not know",
 }
 
-_DRAFTS = ("EAGLE", "EAGLE3")  # algorithms whose KV and hidden states a prefill engine sends along
-
 # Sizes that must be 1.
 _UNSUPPORTED_ABOVE_1 = {
     "dp_size": "an adapter would be loaded where another scheduler's reply says so",
@@ -136,10 +134,10 @@ def _check_draft(role: str, settings: Any) -> None:
             f"--speculative-algorithm cannot be used on a {role} worker: where an engine has adapters and decodes, "
             "hooks do not tell drafts from answers; give it to prefill and decode workers only"
         )
-    if settings.speculative_algorithm not in _DRAFTS or settings.speculative_eagle_topk != 1:
+    if settings.speculative_algorithm != "EAGLE" or settings.speculative_eagle_topk != 1:
         raise ValueError(
             f"--speculative-algorithm {settings.speculative_algorithm} with --speculative-eagle-topk "
-            f"{settings.speculative_eagle_topk} has not been run; use {' or '.join(_DRAFTS)} with 1"
+            f"{settings.speculative_eagle_topk} has not been run; use EAGLE with 1"
         )
 
 
