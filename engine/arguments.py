@@ -241,8 +241,6 @@ def environment(spec: EngineSpec, inherited: dict[str, str]) -> dict[str, str]:
         # or has ended itself (`engine.hooks.kv.held_rooms`).
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE_TIMEOUT": "inf",
         _NIXL_PARAMETERS: _nixl_parameters(inherited.get(_NIXL_PARAMETERS) or "{}"),
-        # A decode engine with a draft model whose batches are too large for guesses does nothing for the next guess.
-        "SGLANG_SPEC_SKIP_ZERO_STEP_DRAFT_EXTEND": "1",
         # With attention backends that read a batch's KV late (trtllm_mha, the default on Blackwell), cached KV would
         # leave a prefill engine before it is computed: NIXL transfers do not wait for SGLang's event.
         "SGLANG_ENABLE_PREFILL_WAR_READ_DONE": "0",

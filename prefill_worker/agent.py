@@ -104,7 +104,7 @@ class PrefillAgent(AdapterHolder):
         if theirs.dtype not in ("", ours.dtype):
             reason = f"its model.dtype is {theirs.dtype}, and this worker's {ours.dtype}"
         if are_known_to_differ(ours.base_weights, theirs.base_weights):
-            reason = "its base model or draft model has other weights than this worker's; give both the same files"
+            reason = "its base model has other weights than this worker's; give both the same files in model.path"
         if theirs.engine_version not in ("", ours.engine_version):
             reason = f"it runs SGLang {theirs.engine_version}, not {ours.engine_version}"
         if reason and self._unfit.get(peer.name) != reason:

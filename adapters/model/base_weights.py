@@ -25,10 +25,10 @@ def are_known_to_differ(ours: str, theirs: str) -> bool:
     return ours != theirs and ours.partition(":")[0] == theirs.partition(":")[0]
 
 
-def weights_digest(model_dir: Path | str, overrides: str = "", *draft_dirs: Path | str) -> str:
+def weights_digest(model_dir: Path | str, overrides: str = "") -> str:
     """Digest of `config.json`, what the engine is told in its place, and the weights: "1:" and 32 hexadecimal digits.
 
-    Draft models count as the model does. Of the weights it takes their names, sizes and a sample of their bytes.
+    Of the weights it takes their names, sizes and a sample of their bytes.
     The sample is some 256 KiB, spread evenly, so large models take no longer. Weights that were trained on differ
     nearly everywhere. A change of a few numbers can be missed. A directory without weights, as for
     `--load-format dummy`, has the digest of its `config.json`. Raises BaseModelInvalid if a file cannot be read.
@@ -37,16 +37,13 @@ def weights_digest(model_dir: Path | str, overrides: str = "", *draft_dirs: Path
     BaseModel.read(folder)  # its errors say what is wrong with config.json
     digest = hashlib.blake2b(overrides.encode(), digest_size=16)
     try:
-        for each in (folder, *map(Path, draft_dirs)):
-            config = json.loads((each / "config.json").read_bytes())
-            kept = {key: value for key, value in config.items() if key not in _NOT_IDENTITY}
-            digest.update(json.dumps(kept, sort_keys=True).encode())
-            for part in _samples(_weights_of(each)):
-                digest.update(part)
+        config = json.loads((folder / "config.json").read_bytes())
+        kept = {key: value for key, value in config.items() if key not in _NOT_IDENTITY}
+        digest.update(json.dumps(kept, sort_keys=True).encode())
+        for part in _samples(_weights_of(folder)):
+            digest.update(part)
     except OSError as error:
         raise BaseModelInvalid(f"{error.filename or folder} cannot be read ({error.strerror})") from error
-    except (ValueError, AttributeError) as error:
-        raise BaseModelInvalid(f"{each / 'config.json'} is no JSON object: {error}") from error
     return f"{_EDITION}:{digest.hexdigest()}"
 
 

@@ -28,7 +28,6 @@ _REFUSED = {
     "--model-path": "give model.path instead, which its peers learn",
     "--dtype": "give model.dtype instead, which its peers learn",
 }
-_DRAFT = "--speculative-draft-model-path"
 PEER_ROLES = {"prefill": "decode", "decode": "prefill"}  # the other ends of KV transfers
 
 
@@ -41,10 +40,9 @@ def base_model_of(config: ClusterConfig) -> BaseModel:
 
 
 def base_weights_of(spec: EngineSpec) -> str:
-    """Digest of the base model and the draft model that an engine loads. Raises ConfigError."""
-    overrides = "\n".join(_values_of(MODEL_OVERRIDES, spec.extra_arguments))
+    """Digest of the base model that an engine loads. Raises ConfigError."""
     try:
-        return weights_digest(spec.model_path, overrides, *_values_of(_DRAFT, spec.extra_arguments)[-1:])
+        return weights_digest(spec.model_path, "\n".join(_values_of(MODEL_OVERRIDES, spec.extra_arguments)))
     except BaseModelInvalid as error:
         raise ConfigError(f"model.path: {error}") from error
 

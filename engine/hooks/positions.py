@@ -95,8 +95,6 @@ def num_needing(scheduler, adapter: str) -> int:
 def cut_into_segments(original, cls, batch, model_runner, *args, **kwargs):
     """Build the forward batch with `_segments` set for the LoRA manager's hooks."""
     global _segments
-    if model_runner.is_draft_worker:  # it reads what the adapted model has made of the prompt, without an adapter
-        return original(cls, batch, model_runner, *args, **kwargs)
     _disable_adapters(model_runner.lora_manager)  # also for batches that SGLang does not prepare LoRA for
     _segments = _segments_of(model_runner.lora_manager, batch)
     try:

@@ -8,6 +8,7 @@ _HOOKED_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _HOOKED_METHOD = "checkpoint_into_tree"
 
 _REFUSED = {
+    "speculative_algorithm": "steps cost more than guesses bring, and hooks do not tell drafts from answers",
     "enable_pd_role_switch": "an engine has the hooks of the role that it starts in",
     "enable_http2": "its server asks no client for a certificate",
     "grpc_port": "its server asks for no key; unset SGLANG_GRPC_PORT, too",
@@ -107,7 +108,6 @@ def check_role(role: str, cache: Any, settings: Any, *, switches: bool = False) 
         return
     own = {"enable_pd_role_switch"} if switches else set()
     _refuse("Prelude", settings, {name: why for name, why in _REFUSED.items() if name not in own})
-    _check_draft("switching" if switches else role, settings)
     if role == "decode":
         if not cache.disable:
             raise ValueError(
@@ -122,22 +122,6 @@ def check_role(role: str, cache: Any, settings: Any, *, switches: bool = False) 
             f"the prefix cache {type(cache).__name__} cannot be used on a unified worker: it would keep KV that decode "
             "wrote without the adapter; remove options of caches from extra_arguments, or add --disable-radix-cache "
             "to them"
-        )
-
-
-def _check_draft(role: str, settings: Any) -> None:
-    """Raise ValueError for a draft model with which answers would be wrong, or which has not been run."""
-    if settings.speculative_algorithm is None:
-        return
-    if role not in ("prefill", "decode"):
-        raise ValueError(
-            f"--speculative-algorithm cannot be used on a {role} worker: where an engine has adapters and decodes, "
-            "hooks do not tell drafts from answers; give it to prefill and decode workers only"
-        )
-    if settings.speculative_algorithm != "EAGLE" or settings.speculative_eagle_topk != 1:
-        raise ValueError(
-            f"--speculative-algorithm {settings.speculative_algorithm} with --speculative-eagle-topk "
-            f"{settings.speculative_eagle_topk} has not been run; use EAGLE with 1"
         )
 
 

@@ -77,8 +77,7 @@ def accepted() -> dict[str, list[str]]:
 
 def accepts(role: str, cache: object) -> bool:
     try:
-        names = (*_REFUSED, *_SHARED_STORAGE, "speculative_algorithm")
-        check_role(role, cache, SimpleNamespace(**dict.fromkeys(names)))
+        check_role(role, cache, SimpleNamespace(**dict.fromkeys((*_REFUSED, *_SHARED_STORAGE))))
     except ValueError:
         return False
     return True

@@ -10,15 +10,10 @@ import zlib
 from array import array
 from http import HTTPStatus
 
-from engine.hooks.requests.tokens import field_for_single_tokens
-
 log = logging.getLogger(__name__)
 
 # Of the sixteen numbers in a row of `cached_tokens`, which moves with the KV, SGLang uses seven.
 _LENGTH, _CHECKSUM = 7, 8
-_NO_GUESSES = (
-    "cannot be used where a draft model guesses tokens, as it does on this cluster's decode workers; leave it out"
-)
 
 
 def send_digest(_result, buffers, request):
@@ -29,9 +24,9 @@ def send_digest(_result, buffers, request):
 
 def compare_digest(original, queue, waiting):
     """Take over the first token, on a decode engine, unless it follows another prompt: then the request fails."""
+    from sglang.srt.disaggregation.utils import prepare_abort
+
     request = waiting.req
-    if not queue.spec_algorithm.is_none() and (field := field_for_single_tokens(request.sampling_params)):
-        return _refuse(waiting, f"{field} {_NO_GUESSES}", HTTPStatus.BAD_REQUEST)
     ids = request.origin_input_ids
     if getattr(request, "pd_rebootstrap_in_progress", False):  # the prefill engine has read its answer so far, too
         ids = [*ids, *request.output_ids]
@@ -46,20 +41,15 @@ def compare_digest(original, queue, waiting):
         "the prefill engine has read another prompt of request %s: %d tokens (checksum %08x), not %d (%08x)",
         request.rid, theirs[0], theirs[1] & 0xFFFFFFFF, ours[0], ours[1] & 0xFFFFFFFF,
     )  # fmt: skip
-    return _refuse(
-        waiting,
+    prepare_abort(
+        request,
         "the prefill engine and the decode engine made different tokens of this prompt; give both the same tokenizer, "
         "chat template and arguments",
-        HTTPStatus.INTERNAL_SERVER_ERROR,
+        status_code=HTTPStatus.INTERNAL_SERVER_ERROR,
     )
-
-
-def _refuse(waiting, why: str, status: HTTPStatus) -> None:
-    from sglang.srt.disaggregation.utils import prepare_abort
-
-    prepare_abort(waiting.req, why, status_code=status)
     waiting.kv_receiver.clear()
     waiting.kv_receiver = None
+    return None
 
 
 def _digest(ids) -> tuple[int, int]:

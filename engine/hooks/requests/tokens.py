@@ -1,4 +1,4 @@
-"""Bodies of hooks into one token of an answer: its penalties, and its hidden state.
+"""Bodies of hooks into one token of an answer: its penalty, and its hidden state.
 
 The hidden state of a prompt's last token is its embedding: SGLang computes it in every role, and a prefill engine,
 where a batch ends, leaves it out of the answer.
@@ -15,22 +15,6 @@ def run_uncompiled(compiled: Any, *tensors: Any) -> Any:
     makes three elementwise passes over the logits instead of one.
     """
     return inspect.unwrap(compiled)(*tensors)
-
-
-# What they are where they change nothing. SGLang counts steps for them, or the last token of each, and skips min_p.
-_OF_SINGLE_TOKENS = {
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "min_new_tokens": 0,
-    "min_p": 0,
-}
-
-
-def field_for_single_tokens(sampling: Any) -> str | None:
-    """The field of a request for which a step must make one token, if it has such a field."""
-    found = next((name for name, unused in _OF_SINGLE_TOKENS.items() if getattr(sampling, name) != unused), None)
-    return "min_tokens" if found == "min_new_tokens" else found
 
 
 def with_last_hidden_states(contract_error: Any) -> Any:
@@ -56,7 +40,5 @@ def keep_last_hidden_states(original, scheduler, batch, result):
             result.copy_done.synchronize()
         states = result.logits_output.hidden_states  # [num_requests, hidden_size] in the mode `last`
         for row, req in wanted:
-            if not scheduler.spec_algorithm.is_none():  # [num_tokens, hidden_size]: a draft reads all
-                row = sum(batch.extend_lens[: row + 1]) - 1
             req.hidden_states[:] = [states[row].tolist()]
     return original(scheduler, batch, result)

@@ -261,7 +261,7 @@ def test_who_may_become_a_peer_has_to_be_found(tmp_path: Path, role_changes: Any
         ({"tensor_parallel": 3, "engine_version": ""}, None),  # one prefill rank's heads in three parts
         ({"engine_version": "0.0.1"}, "it runs SGLang 0.0.1, not "),
         ({"kv_page_tokens": 64}, "its KV has pages of 64 tokens, and this engine's of 1"),
-        ({"base_weights": "1:" + "0" * 32}, "its base model or draft model has other weights"),
+        ({"base_weights": "1:" + "0" * 32}, "its base model has other weights than this worker's"),
         ({"base_weights": "2:" + "0" * 32, "tensor_parallel": 3}, None),  # of a release that computes it in another way
         ({"dtype": "float16"}, "its model.dtype is float16, and this worker's "),
     ],

@@ -11,10 +11,6 @@ def request(wants, num_chunks_to_come=0):
     return SimpleNamespace(return_hidden_states=wants, inflight_middle_chunks=num_chunks_to_come, hidden_states=[])
 
 
-def scheduler(*, has_draft: bool):
-    return SimpleNamespace(spec_algorithm=SimpleNamespace(is_none=lambda: not has_draft))
-
-
 def test_each_request_gets_its_own_row_once_its_prompt_is_read():
     plain, first, second, cut = request(False), request("last"), request("last"), request("last", 1)
     first.hidden_states.append([9.0])  # of an earlier attempt, which SGLang put back into the queue
@@ -24,17 +20,9 @@ def test_each_request_gets_its_own_row_once_its_prompt_is_read():
         logits_output=SimpleNamespace(hidden_states=states),
     )
 
-    def original(_scheduler, batch, _result):
-        return [list(req.hidden_states) for req in batch.reqs]  # it may stream them
+    def original(scheduler, batch, _result):
+        return scheduler, [list(req.hidden_states) for req in batch.reqs]  # it may stream them
 
-    batch = SimpleNamespace(reqs=[plain, first, second, cut])
-    assert keep_last_hidden_states(original, scheduler(has_draft=False), batch, result) == [[], [[2.0]], [[3.0]], []]
+    seen = keep_last_hidden_states(original, "s", SimpleNamespace(reqs=[plain, first, second, cut]), result)
+    assert seen == ("s", [[], [[2.0]], [[3.0]], []])
     assert synchronized
-
-
-def test_with_a_draft_there_are_states_of_all_tokens():
-    batch = SimpleNamespace(reqs=[request("last"), request(False), request("last")], extend_lens=[2, 1, 3])
-    states = torch.tensor([[float(token)] for token in range(6)])
-    result = SimpleNamespace(copy_done=None, logits_output=SimpleNamespace(hidden_states=states))
-    keep_last_hidden_states(lambda *_: None, scheduler(has_draft=True), batch, result)
-    assert [req.hidden_states for req in batch.reqs] == [[[1.0]], [], [[5.0]]]

@@ -42,11 +42,7 @@ def settings(**fields: Any) -> SimpleNamespace:
     off = (module._REFUSED, module._SHARED_STORAGE, module._UNSUPPORTED, module._UNSUPPORTED_WITH_EXPERTS)
     one = (*module._UNSUPPORTED_ABOVE_1, *module._UNSUPPORTED_ABOVE_1_WITH_EXPERTS)
     names = {name: None for table in off for name in table} | dict.fromkeys(one, 1)
-    others = {"device": "cpu", "init_expert_location": "trivial", "speculative_algorithm": None}
-    return SimpleNamespace(**{**names, **others, "speculative_eagle_topk": None, **fields})
-
-
-DRAFT = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1}
+    return SimpleNamespace(**{**names, "device": "cpu", "init_expert_location": "trivial", **fields})
 
 
 @pytest.mark.parametrize(
@@ -62,10 +58,7 @@ DRAFT = {"speculative_algorithm": "EAGLE", "speculative_eagle_topk": 1}
         ("prefill", Off(), {"radix_cache_backend": "own"}, "--radix-cache-backend cannot be used"),
         ("unified", Off(), {"allow_auto_truncate": True}, "--allow-auto-truncate .*; remove it from extra_arguments"),
         ("decode", Off(), {"enable_pd_role_switch": True}, "--enable-pd-role-switch cannot be used"),
-        ("decode", Off(), {"speculative_algorithm": "NGRAM"}, "--speculative-algorithm NGRAM .* has not been run"),
-        ("prefill", Off(), {**DRAFT, "speculative_algorithm": "EAGLE3"}, "use EAGLE with 1"),
-        ("prefill", Off(), {**DRAFT, "speculative_eagle_topk": 4}, "--speculative-eagle-topk 4 has not been run"),
-        ("unified", Off(), DRAFT, "cannot be used on a unified worker.*give it to prefill and decode workers only"),
+        ("decode", Off(), {"speculative_algorithm": "NGRAM"}, "--speculative-algorithm cannot be used"),
         ("decode", Off(), {"enable_http2": True}, "--enable-http2 cannot be used"),
         ("prefill", Off(), {"grpc_port": 50051}, "--grpc-port cannot be used"),
     ],
@@ -90,17 +83,10 @@ def test_other_caches_are_not_refused(role: str, cache: Any):
     check_role(role, cache, settings())
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-def test_either_end_of_a_pair_may_have_a_draft(role: str):
-    check_role(role, Off(), settings(**DRAFT))
-
-
 def test_an_engine_that_switches_may_be_told_so():
     check_role("prefill", UnifiedRadixCache(), settings(enable_pd_role_switch=True), switches=True)
     with pytest.raises(ValueError, match="a decode engine cannot have a prefix cache"):
         check_role("decode", UnifiedRadixCache(), settings(enable_pd_role_switch=True), switches=True)
-    with pytest.raises(ValueError, match="--speculative-algorithm cannot be used on a switching worker"):
-        check_role("prefill", UnifiedRadixCache(), settings(**DRAFT, enable_pd_role_switch=True), switches=True)
 
 
 def test_a_scheduler_with_a_wrong_cache_reports_nothing(monkeypatch: pytest.MonkeyPatch):
