@@ -8,7 +8,7 @@ _HOOKED_CACHE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache"
 _HOOKED_METHOD = "checkpoint_into_tree"
 
 _REFUSED = {
-    "speculative_algorithm": "decode engines end at their first request, and hooks do not tell drafts from answers",
+    "speculative_algorithm": "steps cost more than guesses bring, and hooks do not tell drafts from answers",
     "enable_pd_role_switch": "an engine has the hooks of the role that it starts in",
     "enable_http2": "its server asks no client for a certificate",
     "grpc_port": "its server asks for no key; unset SGLANG_GRPC_PORT, too",
