@@ -300,7 +300,7 @@ def _demo(arguments: argparse.Namespace) -> None:
         print(config)
         return
     from cluster.errors import StartError
-    from cluster.local.demo import make_demo, make_toy
+    from cluster.local.demo import make_demo
     from cluster.local.pretrained import pretrained_file
 
     folder, device, is_unified = arguments.folder, arguments.device, arguments.unified
@@ -310,10 +310,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     elif not arguments.toy:
         print("The demo's model is not installed (requirements/demo.txt): it has random weights.", file=sys.stderr)
     try:
-        if file:
-            print(make_demo(folder, file, device, is_unified=is_unified))
-        else:
-            print(make_toy(folder, device, is_unified=is_unified))
+        print(make_demo(folder, file, device, is_unified=is_unified))
     except ImportError as error:
         raise StartError(f"{error.name} is not installed; `make setup` installs what a demo needs") from error
     except OSError as error:
