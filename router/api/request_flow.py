@@ -27,7 +27,7 @@ from router.http.client_connection import SCOPE_KEY
 from router.identity.access import Principal, principal_of, set_principal
 from router.identity.gate import SCOPE_OF, Gate, Pages, check_scope
 from router.protocol.choices import ChoiceStreams, merged_answer
-from router.protocol.request_body import BodyShare, ClientGone
+from router.protocol.request_body import BodyShare, ClientGone, read_body
 from router.protocol.responses.response import Response
 from router.protocol.responses.translator import ResponseTranslator
 from router.protocol.sse import AnswerRewriter, answer_counts
@@ -147,11 +147,12 @@ class RequestFlow:
         with backends.quotas.admission(request.principal) as admission:
             try:
                 with request.span.child("admission"):
-                    body = await share.read(
+                    body = await read_body(
                         request.headers,
                         receive,
                         max_bytes=config.max_body_bytes,
                         timeout_s=config.body_timeout_s,
+                        on_bytes=share.take,
                         arrived=client.connection.arrived_body,
                     )
                     validated = await backends.bodies.decode(

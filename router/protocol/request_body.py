@@ -254,17 +254,3 @@ class BodyShare:
         """Raises TooManyBytes."""
         self._room.take(self._tenant, num_bytes, has=self.num_bytes)
         self.num_bytes += num_bytes
-
-    async def read(
-        self,
-        headers: dict[bytes, bytes],
-        receive: Any,
-        *,
-        max_bytes: int,
-        timeout_s: float,
-        arrived: bytes | None = None,
-    ) -> bytes:
-        """As `read_body`, counting bytes as they arrive. Also raises TooManyBytes."""
-        return await read_body(
-            headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=self.take, arrived=arrived
-        )

@@ -214,5 +214,12 @@ class Database:
         return CatalogUnavailable(f"the catalog's database {self._shown} does not answer ({reason}); {remedy}")
 
 
+class CatalogPart:
+    """Rows of one kind."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 _LAST_CHANGE = select(change_counter.c.last)
 _SERVER_TIME = func.clock_timestamp(type_=UtcTime())  # one clock for all machines, of which some may be wrong
