@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 from aiohttp import web
+from support.clusters.served_agent import serving
 from support.commands import SMALL_LLAMA
 from support.routers.served_routes import served
+from support.waiting import meanwhile
 
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.control_pb2_grpc import WorkerControlServicer, WorkerControlStub
 from cluster.control.http import serve_worker_http
+from cluster.control.service import serve_control
 from cluster.control.worker_state import WorkerStateHub
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
@@ -35,7 +38,7 @@ def decode_agent(folder: Path, model: dict[str, Any] = SMALL_LLAMA, **worker: An
 
 
 class Engine:
-    """Answers completions, with `statuses` first, once it `may_answer`."""
+    """Answers completions, with `statuses` first, once it `may_answer`. Says how many requests it runs."""
 
     def __init__(self, *statuses: int, is_sick: bool = False) -> None:
         self.statuses = list(statuses)
@@ -44,6 +47,8 @@ class Engine:
         self.may_answer = asyncio.Event()
         if not is_sick:
             self.may_answer.set()
+        self.num_running, self.loads_status = 0, 200
+        self.asked = asyncio.Event()  # how many it runs
         self.url = ""
 
     async def complete(self, request: web.Request) -> web.Response:
@@ -55,11 +60,23 @@ class Engine:
         self.aborted.append((await request.json())["rid"])
         return web.Response()
 
+    async def loads(self, _request: web.Request) -> web.Response:
+        self.asked.set()
+        counts = {"num_running_reqs": self.num_running, "num_waiting_reqs": 0, "num_used_tokens": 0}
+        return web.json_response({"loads": [{**counts, "max_total_num_tokens": 64}]}, status=self.loads_status)
+
+    async def asked_again(self) -> None:
+        self.asked.clear()
+        async with asyncio.timeout(30):
+            await self.asked.wait()
+
     @asynccontextmanager
     async def served(self) -> AsyncIterator[Engine]:
-        async with served(
-            [web.post("/v1/completions", self.complete), web.post("/abort_request", self.abort)]
-        ) as self.url:
+        async with served([
+            web.post("/v1/completions", self.complete),
+            web.post("/abort_request", self.abort),
+            web.get("/v1/loads", self.loads),
+        ]) as self.url:  # fmt: skip
             yield self
 
 
@@ -86,24 +103,33 @@ async def running(agent: WorkerAgent, engine: Engine, *peers: Peer) -> AsyncIter
     """The agent's tasks and HTTP, without a supervisor, beside its peers' agents: where it expects them, if it does."""
     async with AsyncExitStack() as stack:
         for peer in peers:
-            server = grpc.aio.server()
-            add_WorkerControlServicer_to_server(peer, server)
             listed = agent.peers.get(peer.description.name)
-            server.add_insecure_port(listed.address if listed else peer.address)
-            await server.start()
-            stack.push_async_callback(server.stop, 0)
-        agent.engine = EngineClient(engine.url)
-        stack.push_async_callback(agent.engine.aclose)
+            await stack.enter_async_context(serving(peer, listed.address if listed else peer.address))
+        agent.engine = await stack.enter_async_context(aclosing(EngineClient(engine.url)))
         await stack.enter_async_context(serve_worker_http(agent))
-        work = [agent.run_role(), agent._follow_readiness(), agent.peers.run()]
-        tasks = [asyncio.create_task(each) for each in work]
-        agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
-        try:
+        async with meanwhile(agent.run_role(), agent._follow_readiness(), agent.peers.run()):
+            agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def ready(agent: WorkerAgent, engine: Engine) -> AsyncIterator[WorkerControlStub]:
+    """The control service of an agent whose engine is up and warm."""
+    async with (
+        engine.served(),
+        serve_control(agent),
+        grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
+        aclosing(EngineClient(engine.url)) as agent.engine,
+        meanwhile(agent._follow_readiness(), agent.peers.run()),
+    ):
+        engine_is(agent, EngineStatus.UP, "one")
+        await state_where(agent, ready=True)
+        yield WorkerControlStub(channel)
+
+
+def engine_is(agent: WorkerAgent, status: EngineStatus, incarnation: str = "") -> None:
+    agent._ready_incarnation = incarnation  # warm
+    agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
 
 
 async def state_where(agent: WorkerAgent, **fields) -> pb.WorkerState:

@@ -1,6 +1,5 @@
 """An agent that holds adapters, over its real gRPC service; only its engine is a stand-in."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from support.adapters.held_adapters import StoredAdapters
 from support.adapters.tiny_model import write_model_config
 from support.constants import with_constants
 from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
+from support.waiting import meanwhile
 
 from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.control import control_pb2 as pb
@@ -78,13 +78,11 @@ async def running_agent(
                 agent.resources(),
                 serve_control(agent),
                 grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
+                meanwhile(agent.run_resources()),
             ):
-                background = asyncio.create_task(agent.run_resources())
                 running = RunningAgent(agent, WorkerControlStub(channel), channel, engine)
                 running.engine_is(EngineStatus.UP, "one")
                 yield running
-                background.cancel()
-                await asyncio.gather(background, return_exceptions=True)
         finally:
             engine.may_answer.set()
             await agent.engine.aclose()

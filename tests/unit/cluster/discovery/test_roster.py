@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from support.waiting import meanwhile
 
 from cluster.control import control_pb2 as pb
 from cluster.discovery.roster import Contact, Roster
@@ -99,11 +100,9 @@ async def running_roster(
     roster: Roster[Follower] = Roster(
         sources, owner, model=MODEL, max_workers=max_workers, forget_after_s=forget_after_s
     )
-    running = asyncio.create_task(roster.run())
-    await settle()
-    yield roster, owner, source
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with meanwhile(roster.run()):
+        await settle()
+        yield roster, owner, source
     assert not any(follower.is_running for follower in owner.followers.values())
 
 
