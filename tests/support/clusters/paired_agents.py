@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from aiohttp import web
 from support.clusters.served_agent import serving
 from support.commands import SMALL_LLAMA
-from support.routers.served_routes import served
+from support.engines.engine_stand_in import Engine
 from support.waiting import meanwhile
 
 from cluster.agent.worker_agent import WorkerAgent
@@ -35,49 +34,6 @@ def decode_agent(folder: Path, model: dict[str, Any] = SMALL_LLAMA, **worker: An
     workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
     data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
     return DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
-
-
-class Engine:
-    """Answers completions, with `statuses` first, once it `may_answer`. Says how many requests it runs."""
-
-    def __init__(self, *statuses: int, is_sick: bool = False) -> None:
-        self.statuses = list(statuses)
-        self.completions: list[dict[str, Any]] = []
-        self.aborted: list[str] = []
-        self.may_answer = asyncio.Event()
-        if not is_sick:
-            self.may_answer.set()
-        self.num_running, self.loads_status = 0, 200
-        self.asked = asyncio.Event()  # how many it runs
-        self.url = ""
-
-    async def complete(self, request: web.Request) -> web.Response:
-        self.completions.append(await request.json())
-        await self.may_answer.wait()
-        return web.json_response({}, status=self.statuses.pop(0) if self.statuses else 200)
-
-    async def abort(self, request: web.Request) -> web.Response:
-        self.aborted.append((await request.json())["rid"])
-        return web.Response()
-
-    async def loads(self, _request: web.Request) -> web.Response:
-        self.asked.set()
-        counts = {"num_running_reqs": self.num_running, "num_waiting_reqs": 0, "num_used_tokens": 0}
-        return web.json_response({"loads": [{**counts, "max_total_num_tokens": 64}]}, status=self.loads_status)
-
-    async def asked_again(self) -> None:
-        self.asked.clear()
-        async with asyncio.timeout(30):
-            await self.asked.wait()
-
-    @asynccontextmanager
-    async def served(self) -> AsyncIterator[Engine]:
-        async with served([
-            web.post("/v1/completions", self.complete),
-            web.post("/abort_request", self.abort),
-            web.get("/v1/loads", self.loads),
-        ]) as self.url:  # fmt: skip
-            yield self
 
 
 class Peer(WorkerControlServicer):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.clusters.paired_agents import Engine, decode_agent, engine_is, ready, state_where
+from support.clusters.paired_agents import decode_agent, engine_is, ready, state_where
+from support.engines.engine_stand_in import Engine
 from support.waiting import until
 
 from cluster.agent import worker_agent

@@ -9,9 +9,10 @@ from typing import Any
 
 import grpc
 import pytest
-from support.clusters.paired_agents import Engine, Peer, ready
+from support.clusters.paired_agents import Peer, ready
 from support.clusters.served_agent import serving
 from support.commands import SMALL_LLAMA
+from support.engines.engine_stand_in import Engine
 from support.waiting import meanwhile, until
 
 from cluster.agent import worker_agent
