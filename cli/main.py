@@ -246,11 +246,8 @@ def _worker(arguments: argparse.Namespace) -> None:
     temporary = Path(tempfile.gettempdir())
     sweep_abandoned(_SCRATCH_PREFIX, temporary)  # left by killed workers
     # The prefix is short: the folder holds engines' sockets, whose paths have a length limit.
-    folder = LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)
-    try:
+    with contextlib.closing(LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)) as folder:
         run_in(folder.path)
-    finally:
-        folder.close()
 
 
 def _with_this_worker(config: ClusterConfig, arguments: argparse.Namespace) -> ClusterConfig:
