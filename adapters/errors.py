@@ -35,7 +35,9 @@ class AdapterError(Exception):
     retryable: ClassVar[bool] = False
 
 
-class InvalidReference(AdapterError):
+class InvalidReference(AdapterError, ValueError):
+    """Of a name, an id or a reference. A ValueError, too, as whoever validates fields expects it."""
+
     code = "invalid_adapter_reference"
     http_status = 400
 

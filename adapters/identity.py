@@ -25,10 +25,10 @@ _NAME_RULE = (
 
 
 def split_adapter_name(name: str) -> tuple[str, str]:
-    """Split `name` or `tenant/name` into (tenant, name). Raises ValueError with the rule."""
+    """Split `name` or `tenant/name` into (tenant, name). Raises InvalidReference with the rule."""
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        raise ValueError(f"{_shown(name)} is not an adapter name: {_NAME_RULE}")
+        raise InvalidReference(f"{_shown(name)} is not an adapter name: {_NAME_RULE}")
     return match["tenant"] or DEFAULT_TENANT, match["name"]
 
 
@@ -38,9 +38,9 @@ def is_tenant_name(text: str) -> bool:
 
 
 def check_not_base_model(name: str, base_model: str) -> None:
-    """Raise ValueError for the base model's name, with or without the default tenant."""
+    """Raise InvalidReference for the base model's name, with or without the default tenant."""
     if split_adapter_name(name) == (DEFAULT_TENANT, base_model):
-        raise ValueError(f"{name!r} is the base model's name; choose another")
+        raise InvalidReference(f"{name!r} is the base model's name; choose another")
 
 
 def full_name_of(tenant: str, name: str) -> str:
@@ -54,9 +54,9 @@ def is_revision_id(text: str) -> bool:
 
 
 def check_revision_id(text: str) -> None:
-    """Raise ValueError, with the rule, unless `text` is a revision id."""
+    """Raise InvalidReference, with the rule, unless `text` is a revision id."""
     if not is_revision_id(text):
-        raise ValueError(f"{_shown(text)} is not a revision id: 'sha256:' and 64 lower-case hex digits")
+        raise InvalidReference(f"{_shown(text)} is not a revision id: 'sha256:' and 64 lower-case hex digits")
 
 
 def scaled_id(revision_id: str, scale: float) -> str:
@@ -70,20 +70,20 @@ def revision_of(scaled: str) -> str:
 
 
 def split_scaled_id(text: str) -> tuple[str, float]:
-    """The revision id and the scale. Raises ValueError, with the rule; a revision at a scale has one id only."""
+    """The revision id and the scale. Raises InvalidReference; a revision at a scale has one id only."""
     if match := _SCALED_ID.fullmatch(text):
         with suppress(ValueError):
             scale = float(match["scale"] or 1)
             is_step = scale * SCALE_STEPS in range(1, int(MAX_SCALE * SCALE_STEPS) + 1)
             if is_step and scaled_id(match["revision"], scale) == text:
                 return match["revision"], scale
-    raise ValueError(
+    raise InvalidReference(
         f"{_shown(text)} is not a revision id, perhaps with a scale: 'sha256:', 64 lower-case hex digits, 'x', 0.5"
     )
 
 
 def folder_of(scaled: str) -> str:
-    """A folder name for a revision, also at a scale, safe on every file system. Raises ValueError."""
+    """A folder name for a revision, also at a scale, safe on every file system. Raises InvalidReference."""
     split_scaled_id(scaled)
     return scaled.replace(":", "-")
 
@@ -109,10 +109,7 @@ class AdapterReference:
                 f"at most {MAX_REFERENCE_LENGTH} are allowed"
             )
         full_name, at, pin = text.partition("@")
-        try:
-            tenant, name = split_adapter_name(full_name)
-        except ValueError as error:
-            raise InvalidReference(str(error)) from None
+        tenant, name = split_adapter_name(full_name)
         if not at:
             return cls(tenant, name)
         if _REVISION_ID.fullmatch(pin):

@@ -17,7 +17,7 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.locks import StillHeld
 from adapters.catalog.sql.rights import Right
 from adapters.catalog.sql.tenants import CatalogQuota, RemovedTenant
-from adapters.errors import CatalogConflict, InvalidReference, RevisionBeingRemoved
+from adapters.errors import CatalogConflict, RevisionBeingRemoved
 from adapters.files.work_folder import work_folder
 from adapters.formats import Limits
 from adapters.formats.positions import GivenPositions
@@ -236,12 +236,9 @@ class AdapterLibrary:
         return len(revision_ids)
 
     def _checked(self, name: str) -> tuple[str, str]:
-        try:
-            if self.base_name is not None:
-                check_not_base_model(name, self.base_name)
-            return split_adapter_name(name)
-        except ValueError as error:
-            raise InvalidReference(str(error)) from None
+        if self.base_name is not None:
+            check_not_base_model(name, self.base_name)
+        return split_adapter_name(name)
 
     def _let_removals_finish(self) -> None:
         """Finish the removals of a killed collection; wait a little for a running one."""

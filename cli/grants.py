@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from adapters.identity import full_name_of
+from adapters.identity import full_name_of, split_adapter_name
 from adapters.scopes import Permission
-from cli.adapters.opened import audited, opened_catalog, split_name, this_user
+from cli.adapters.opened import audited, opened_catalog, this_user
 from cli.adapters.outcome import add_command, add_group, print_result
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _grant_of(arguments: argparse.Namespace) -> Grant:
 
     owner, name = arguments.what, None
     if "/" in owner:
-        owner, name = split_name(owner)
+        owner, name = split_adapter_name(owner)
     return Grant(owner, name, arguments.to, arguments.permission)
 
 

@@ -7,6 +7,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from adapters.errors import InvalidReference
 from adapters.scopes import Scope, parse_scope
 from cli.adapters.opened import audited, opened_catalog, this_user
 from cli.adapters.outcome import add_command, add_group, print_result
@@ -57,6 +58,8 @@ def _create(arguments: argparse.Namespace) -> None:
             try:
                 expires_at = None if arguments.expires is None else catalog.now() + timedelta(seconds=arguments.expires)
                 record, key = catalog.keys.create(tenant, name, scopes, expires_at=expires_at, by=this_user())
+            except InvalidReference:  # the tenant's name, which has an error of its own
+                raise
             except (ValueError, OverflowError) as error:
                 raise ConfigError(str(error)) from None
             note["new"] = record.key_id

@@ -248,11 +248,8 @@ def _worker(arguments: argparse.Namespace) -> None:
     temporary = Path(tempfile.gettempdir())
     sweep_abandoned(_SCRATCH_PREFIX, temporary)  # left by killed workers
     # The prefix is short: the folder holds engines' sockets, whose paths have a length limit.
-    folder = LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)
-    try:
+    with contextlib.closing(LockedFolder(_SCRATCH_PREFIX, arguments.role, temporary)) as folder:
         run_in(folder.path)
-    finally:
-        folder.close()
 
 
 def _with_this_worker(config: ClusterConfig, arguments: argparse.Namespace) -> ClusterConfig:
@@ -302,7 +299,7 @@ def _demo(arguments: argparse.Namespace) -> None:
         print(config)
         return
     from cluster.errors import StartError
-    from cluster.local.demo import make_demo, make_toy
+    from cluster.local.demo import make_demo
     from cluster.local.pretrained import pretrained_file
 
     folder, device, is_unified = arguments.folder, arguments.device, arguments.unified
@@ -312,10 +309,7 @@ def _demo(arguments: argparse.Namespace) -> None:
     elif not arguments.toy:
         print("The demo's model is not installed (requirements/demo.txt): it has random weights.", file=sys.stderr)
     try:
-        if file:
-            print(make_demo(folder, file, device, is_unified=is_unified))
-        else:
-            print(make_toy(folder, device, is_unified=is_unified))
+        print(make_demo(folder, file, device, is_unified=is_unified))
     except ImportError as error:
         raise StartError(f"{error.name} is not installed; `make setup` installs what a demo needs") from error
     except OSError as error:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from adapters.catalog.sql import SqlCatalog
-from adapters.catalog.sql.engines import parse_url
+from adapters.catalog.sql.drivers import parse_url
 from adapters.errors import CatalogUnavailable
 from adapters.files.durable import make_folder
 from adapters.files.work_folder import sweep_abandoned

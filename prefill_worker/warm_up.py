@@ -7,6 +7,7 @@ import asyncio
 import logging
 import secrets
 import time
+from contextlib import aclosing
 from typing import Any
 
 from cluster.agent.peers import Peer
@@ -66,13 +67,11 @@ async def warm_pair(prefill: EngineClient, kv_host: str, kv_bootstrap_port: int,
     assert decode.description is not None
     started_at = time.monotonic()
     description = decode.description
-    decode_engine = EngineClient(description.engine_url, key=description.engine_key, tls=decode.engine_tls)
-    try:
+    client = EngineClient(description.engine_url, key=description.engine_key, tls=decode.engine_tls)
+    async with aclosing(client) as decode_engine:
         for fields in WARM_UP_REQUESTS:
             handoff = {"bootstrap_host": kv_host, "bootstrap_port": kv_bootstrap_port}
             await _send_request(prefill, decode_engine, {**_warm_up_body(model, fields), **handoff})
-    finally:
-        await decode_engine.aclose()
     log.info("pair warm", extra={"fields": {"decode": decode.name, "seconds": round(time.monotonic() - started_at, 3)}})
 
 

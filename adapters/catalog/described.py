@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapters.catalog.records import AdapterDetails, AdapterRevision, AdapterSummary, AliasMove, RevisionContent
+from adapters.model.manifest import Manifest
 from adapters.model.serving import why_experts_are_refused
 
 
@@ -13,14 +14,7 @@ def revision_as_json(revision: AdapterRevision, max_expert_rank: int) -> dict[st
         "object": "adapter.revision",
         "name": revision.full_name,
         "tenant": revision.tenant,
-        "number": revision.number,
-        "revision": revision.revision_id,
-        "kinds": revision.manifest.kinds,
-        "positions": revision.manifest.positions,
-        "trained_positions": revision.manifest.trained_positions,  # null: the same
-        "base_model": revision.manifest.base_model,
-        "bytes": revision.bytes,
-        "stored": revision.stored,
+        **_content(revision, revision.manifest),
         "not_served": why_experts_are_refused(revision.manifest.expert_rank, max_expert_rank),  # why workers refuse it
         "warnings": revision.warnings,  # of its import
         "created_at": revision.created_at,
@@ -35,7 +29,7 @@ def adapter_as_json(adapter: AdapterSummary) -> dict[str, Any]:
         "tenant": adapter.tenant,
         "created_at": adapter.created_at,
         "deleted_at": adapter.deleted_at,
-        "latest": _content(adapter),
+        "latest": _content(adapter, adapter),
     }
 
 
@@ -46,7 +40,8 @@ def details_as_json(details: AdapterDetails) -> dict[str, Any]:
         "aliases": details.aliases,
         "splits": {alias: target.weights for alias, target in details.splits.items()},
         "revisions": [
-            {**_content(each), "warnings": each.warnings, "created_at": each.created_at} for each in details.revisions
+            {**_content(each, each), "warnings": each.warnings, "created_at": each.created_at}
+            for each in details.revisions
         ],
         "num_revisions": details.num_revisions,
     }
@@ -81,14 +76,14 @@ def deletion_as_json(full_name: str, *, deleted: bool) -> dict[str, Any]:
     return {"object": "adapter", "name": full_name, "deleted": deleted}
 
 
-def _content(revision: RevisionContent) -> dict[str, Any]:
+def _content(revision: RevisionContent | AdapterRevision, about: RevisionContent | Manifest) -> dict[str, Any]:
     return {
         "number": revision.number,
         "revision": revision.revision_id,
-        "kinds": revision.kinds,
-        "positions": revision.positions,
-        "trained_positions": revision.trained_positions,
-        "base_model": revision.base_model,
+        "kinds": about.kinds,
+        "positions": about.positions,
+        "trained_positions": about.trained_positions,  # null: the same
+        "base_model": about.base_model,
         "bytes": revision.bytes,
         "stored": revision.stored,
     }

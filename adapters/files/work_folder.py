@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -27,11 +27,8 @@ class WorkFolder(LockedFolder):
 @contextmanager
 def work_folder(purpose: Purpose, *, in_memory: bool = False) -> Iterator[Path]:
     """A new WorkFolder for the duration of the block. Blocking."""
-    folder = WorkFolder(purpose, in_memory=in_memory)
-    try:
+    with closing(WorkFolder(purpose, in_memory=in_memory)) as folder:
         yield folder.path
-    finally:
-        folder.close()
 
 
 def sweep_abandoned() -> list[Path]:

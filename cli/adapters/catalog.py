@@ -22,9 +22,9 @@ from adapters.catalog.described import (
 )
 from adapters.catalog.records import AdapterDetails, AdapterSummary, AliasMove, AliasTarget, RevisionContent
 from adapters.errors import InvalidReference
-from adapters.identity import LATEST, AdapterReference, full_name_of
+from adapters.identity import LATEST, AdapterReference, full_name_of, split_adapter_name
 from cli.adapters.downloaded import adapter_directory
-from cli.adapters.opened import audited, changing, opened_catalog, opened_library, split_name, this_user
+from cli.adapters.opened import audited, changing, opened_catalog, opened_library, this_user
 from cli.adapters.outcome import add_command, integer_to, noted, print_result
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _add_name(command: Any) -> None:
 
 
 def _import(arguments: argparse.Namespace) -> None:
-    tenant, name = split_name(arguments.name)
+    tenant, name = split_adapter_name(arguments.name)
     if arguments.tag is not None:
         _check_alias(arguments.name, arguments.tag)
     with opened_library(arguments) as opened:
@@ -155,7 +155,7 @@ def _table(summaries: list[AdapterSummary]) -> Iterator[str]:
 
 
 def _show(arguments: argparse.Namespace) -> None:
-    tenant, name = split_name(arguments.name)
+    tenant, name = split_adapter_name(arguments.name)
     with opened_catalog(arguments) as catalog:
         details = catalog.show(tenant, name, _SHOWN_REVISIONS)
     print_result(arguments, details_as_json(details), _details_lines(details))
@@ -243,7 +243,7 @@ def _history_lines(full_name: str, moves: Sequence[AliasMove], limit: int) -> It
 
 
 def _check_alias(full_name: str, alias: str) -> AdapterReference:
-    split_name(full_name)
+    split_adapter_name(full_name)
     wanted = AdapterReference.parse(f"{full_name}@{alias}")
     if wanted.alias is None:
         raise InvalidReference(f"{alias!r} names a revision, which does not move; name an alias")
@@ -256,7 +256,7 @@ def _print_move(arguments: argparse.Namespace, full_name: str, move: AliasMove) 
 
 
 def _delete(arguments: argparse.Namespace) -> None:
-    tenant, name = split_name(arguments.name)
+    tenant, name = split_adapter_name(arguments.name)
     with changing(arguments, "adapter.delete", full_name_of(tenant, name)) as (catalog, _):
         catalog.delete(tenant, name)
     line = f"{arguments.name} is deleted; `prelude adapters restore {arguments.name}` brings it back until it is purged"
@@ -264,14 +264,14 @@ def _delete(arguments: argparse.Namespace) -> None:
 
 
 def _restore(arguments: argparse.Namespace) -> None:
-    tenant, name = split_name(arguments.name)
+    tenant, name = split_adapter_name(arguments.name)
     with changing(arguments, "adapter.restore", full_name_of(tenant, name)) as (catalog, _):
         catalog.restore(tenant, name)
     print_result(arguments, deletion_as_json(full_name_of(tenant, name), deleted=False), [f"{arguments.name} is back"])
 
 
 def _prefixes(arguments: argparse.Namespace) -> None:
-    tenant, name = split_name(arguments.name)
+    tenant, name = split_adapter_name(arguments.name)
     full_name, shown = full_name_of(tenant, name), "shared" if arguments.shared else "own"
     with changing(arguments, "adapter.prefixes", full_name) as (catalog, note):
         catalog.grants.set_shared_prefixes(tenant, name, arguments.shared)

@@ -9,8 +9,7 @@ from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
-from adapters.errors import AdapterError, InvalidReference
-from adapters.identity import split_adapter_name
+from adapters.errors import AdapterError
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,14 +87,6 @@ def note_outcomes(arguments: argparse.Namespace, action: str, outcomes: Mapping[
     events = [AuditEvent(at, who, None, action, each, None, None, outcome, None) for each, outcome in outcomes.items()]
     with opened_catalog(arguments) as catalog:
         catalog.audit.append(events)
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """(tenant, name). Raises InvalidReference."""
-    try:
-        return split_adapter_name(name)
-    except ValueError as error:
-        raise InvalidReference(str(error)) from None
 
 
 def this_user() -> str:

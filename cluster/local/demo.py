@@ -45,51 +45,49 @@ What is the capital of the country where the tallest trees grow? Count from one 
 """
 
 
-def make_demo(folder: Path, file: Path, device: str = "cpu", *, is_unified: bool = False) -> Path:
-    """Create model/, adapters/, data/ and cluster.yaml in the folder unless it has them. Returns cluster.yaml's path.
+def make_demo(folder: Path, file: Path | None = None, device: str = "cpu", *, is_unified: bool = False) -> Path:
+    """Create model/, adapters/ and cluster.yaml in the folder unless it has them. Returns cluster.yaml's path.
 
-    `file`: the model (`pretrained_file`). `device`: "cuda" for the GPUs of this host. `is_unified`: one unified worker
-    instead of a pair, and an adapter for all positions. Raises StartError if there is no GPU, and ConfigError for a
-    folder that has other files or cannot be made.
+    `file`: the model (`pretrained_file`), whose rows in data/ come along; None: the toy, in seconds. `device`: "cuda"
+    for the GPUs of this host. `is_unified`: one unified worker instead of a pair. Raises StartError if there is no GPU,
+    and ConfigError for a folder that has other files or cannot be made.
     """
+    config = folder / "cluster.yaml"
+    if config.exists():
+        return config
+    num_gpus = count_gpus(device)
+    with made_whole(folder) as partial:
+        names = _fill_with_toy(partial, num_gpus) if file is None else _fill(partial, file, is_unified)
+        described = demo_config(num_gpus, names, is_unified=is_unified)
+        (partial / "cluster.yaml").write_text(yaml.safe_dump(described, sort_keys=False))
+    return config
+
+
+def _fill(folder: Path, file: Path, is_unified: bool) -> Iterable[str]:
+    """Write the pretrained model, its adapters, of which one needs unified workers, and their rows."""
     from cluster.local.pretrained import read_pretrained
     from samples.demo import ADAPTERS, FOLDER, FOR_ALL_POSITIONS
 
-    config = folder / "cluster.yaml"
-    if config.exists():
-        return config
-    num_gpus = count_gpus(device)
-    with made_whole(folder) as partial:
-        # The README says what each adapter answers. At temperature 0 Hugging Face's generate would refuse the model.
-        save_model(*read_pretrained(file), partial / "model", {"do_sample": True, "temperature": 0.01})
-        shutil.copytree(FOLDER / "data", partial / "data")
-        names = (*ADAPTERS, FOR_ALL_POSITIONS) if is_unified else ADAPTERS
-        for name in names:
-            shutil.copytree(FOLDER / "adapters" / name, partial / "adapters" / name)
-        _write_config(partial, demo_config(num_gpus, names, is_unified=is_unified))
-    return config
+    # The README says what each adapter answers. At temperature 0 Hugging Face's generate would refuse the model.
+    save_model(*read_pretrained(file), folder / "model", {"do_sample": True, "temperature": 0.01})
+    shutil.copytree(FOLDER / "data", folder / "data")
+    names = (*ADAPTERS, FOR_ALL_POSITIONS) if is_unified else ADAPTERS
+    for name in names:
+        shutil.copytree(FOLDER / "adapters" / name, folder / "adapters" / name)
+    return names
 
 
-def make_toy(folder: Path, device: str = "cpu", *, is_unified: bool = False) -> Path:
-    """As `make_demo`, with random weights: in seconds."""
-    config = folder / "cluster.yaml"
-    if config.exists():
-        return config
-    num_gpus = count_gpus(device)
-    with made_whole(folder) as partial:
-        make_model(partial / "model", hidden=_GPU_HIDDEN if num_gpus else _CPU_HIDDEN)
-        from adapters.model.base_model import BaseModel
-        from samples.random_adapters import write_random_lora
+def _fill_with_toy(folder: Path, num_gpus: int) -> Iterable[str]:
+    """Write a model and adapters with random weights."""
+    make_model(folder / "model", hidden=_GPU_HIDDEN if num_gpus else _CPU_HIDDEN)
 
-        base = BaseModel.read(partial / "model")
-        for number, name in enumerate(RANDOM_ADAPTERS):
-            write_random_lora(partial / "adapters" / name, base, seed=number)
-        _write_config(partial, demo_config(num_gpus, is_unified=is_unified))
-    return config
+    from adapters.model.base_model import BaseModel
+    from samples.random_adapters import write_random_lora
 
-
-def _write_config(folder: Path, config: dict) -> None:
-    (folder / "cluster.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    base = BaseModel.read(folder / "model")
+    for number, name in enumerate(RANDOM_ADAPTERS):
+        write_random_lora(folder / "adapters" / name, base, seed=number)
+    return RANDOM_ADAPTERS
 
 
 @contextlib.contextmanager

@@ -4,13 +4,14 @@ GPUs are listed by `nvidia-smi`, which comes with the driver; if the driver hang
 """
 
 import os
-import subprocess
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cluster.config.schema import ClusterConfig
 from cluster.config.workers import WorkerConfig
 from cluster.errors import StartError
+from cluster.local.doctor.host import Host
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.total,name", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 20.0  # a driver that is not in persistence mode takes seconds per GPU to wake up
@@ -82,26 +83,17 @@ def lay_out(config: ClusterConfig, available: HostGpus, host: str | None = None)
 
 def list_gpus(environment: Mapping[str, str], command: tuple[str, ...] = _QUERY) -> HostGpus:
     """The GPUs of this host that CUDA_VISIBLE_DEVICES leaves. Raises StartError if the driver fails or hangs."""
-    try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    except FileNotFoundError:
+    if shutil.which(command[0]) is None:
         return HostGpus(
             (),
             f"{command[0]} was not found; it comes with NVIDIA's driver, in containers with "
             "NVIDIA_DRIVER_CAPABILITIES=utility",
         )
-    except OSError as error:
-        raise StartError(f"this host's GPUs cannot be listed: {command[0]}: {error.strerror}") from error
-    try:
-        output, _ = process.communicate(timeout=_TIMEOUT_S)
-    except subprocess.TimeoutExpired as error:
-        process.kill()  # and do not wait: a process that waits for its driver may not end
-        raise StartError(
-            f"this host's GPUs cannot be listed: {command[0]} did not end within {_TIMEOUT_S:g} s; look at the driver"
-        ) from error
+    status, output = Host().run(*command, timeout_s=_TIMEOUT_S)
+    if status != 0 and "No devices" not in output:
+        failed = "" if status is None else f"{command[0]} failed: "
+        raise StartError(f"this host's GPUs cannot be listed: {failed}{output.strip()[-300:]}; look at the driver")
     gpus = tuple(gpu for line in output.splitlines() if (gpu := _gpu_of(line)))
-    if process.returncode != 0 and "No devices" not in output:
-        raise StartError(f"this host's GPUs cannot be listed: {command[0]} failed: {output.strip()[-300:]}")
     return _visible(gpus, environment.get("CUDA_VISIBLE_DEVICES"))
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,14 +122,11 @@ def _converted(file: Path, say: Say) -> Path:
             return next(folder.iterdir())
         parent.mkdir(parents=True, exist_ok=True)
         sweep_abandoned(_PARTIAL, parent)
-        partial = LockedFolder(_PARTIAL, digest[:16], parent)
-        try:
+        with closing(LockedFolder(_PARTIAL, digest[:16], parent)) as partial:
             say(f"Converting {file.name} to bfloat16, once.")
             save_model(*read_gguf(file), partial.path / "made" / file.stem)  # which is the model's name in requests
             if not folder.is_dir():  # another process may have been faster
                 (partial.path / "made").rename(folder)
-        finally:
-            partial.close()
     except ImportError:
         raise
     except Exception as error:  # the parsers of other people's files raise anything, and bare ones, too

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 
-from adapters.errors import AdapterError, AdapterTooLarge, InvalidReference
+from adapters.errors import AdapterError, AdapterTooLarge
 from adapters.files.locked_folder import SHARED_MEMORY, LockedFolder
 from adapters.identity import check_revision_id, revision_of, split_scaled_id
 from adapters.store import AdapterStore, Envelope, RevisionNotStored
@@ -168,7 +168,7 @@ class Residency:
             self._disk.use(revision_of(revision_id))
             self._metrics.count_hit()
             return 0.0
-        _check(revision_id, split_scaled_id)
+        split_scaled_id(revision_id)
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         while (entry := self._host.resident(revision_id)) is None:
@@ -185,7 +185,7 @@ class Residency:
         the deadline, EngineError, TimeoutError, and as `Acceptance.prepare`; pins are then unchanged.
         """
         revision_id = envelope.revision_id
-        _check(revision_id)
+        check_revision_id(revision_id)
         was_pinned = self._pins.is_kept(revision_id)
         pending_error: HostMemoryFull | None = None
 
@@ -239,7 +239,7 @@ class Residency:
 
         Raises AdapterInUse and EngineError.
         """
-        _check(revision_id)
+        check_revision_id(revision_id)
         if revision_id in self._pins:
             raise AdapterInUse(f"{revision_id} is pinned: it is in memory only, and an alias points to it")
         was_evicted = False
@@ -302,13 +302,6 @@ class Residency:
                 log.warning("pinned adapters not resident; retrying", extra={"fields": fields})
                 await asyncio.sleep(_PIN_RETRY_S)
                 self._pins_due.set()
-
-
-def _check(revision_id: str, check: Callable[[str], object] = check_revision_id) -> None:
-    try:
-        check(revision_id)
-    except ValueError as error:
-        raise InvalidReference(str(error)) from None
 
 
 def _is_failure(result: object) -> bool:

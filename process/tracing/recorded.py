@@ -21,11 +21,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from process.tracing.span import NO_SPAN, Attributes, Kind, Span, TraceSettings, Tracing
 
-_KINDS: dict[Kind, trace.SpanKind] = {
-    "internal": trace.SpanKind.INTERNAL,
-    "server": trace.SpanKind.SERVER,
-    "client": trace.SpanKind.CLIENT,
-}
 _LIMITS = SpanLimits(max_span_attributes=32, max_events=32, max_links=8, max_span_attribute_length=256)
 _MAX_HEADER = 512  # characters; longer ones are as if they were not there
 _STOP_S = 2.0
@@ -36,15 +31,14 @@ _propagator = TraceContextTextMapPropagator()
 class RecordedSpan(Span):
     """A span that is exported when it ends."""
 
-    __slots__ = ("_context", "_has_ended", "_span", "_tracer", "trace_id")
+    __slots__ = ("_context", "_span", "_tracer")
     is_recorded = True
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
-        self.trace_id = _id_of(span)
+        super().__init__(_id_of(span))
         self._tracer = tracer
         self._span = span
         self._context = trace.set_span_in_context(span, Context())
-        self._has_ended = False
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -53,7 +47,7 @@ class RecordedSpan(Span):
         return headers
 
     def child(self, name: str, attributes: Attributes | None = None, kind: Kind = "internal") -> Span:
-        span = self._tracer.start_span(name, self._context, _KINDS[kind], attributes)
+        span = self._tracer.start_span(name, self._context, trace.SpanKind[kind.upper()], attributes)
         return RecordedSpan(self._tracer, span)
 
     def stage(self, name: str, duration_s: float, *, ended_s_ago: float = 0.0) -> None:
@@ -62,25 +56,24 @@ class RecordedSpan(Span):
         span.end(ended_at)
 
     def set(self, attributes: Attributes) -> None:
-        if not self._has_ended:
+        if self._span.is_recording():
             self._span.set_attributes(attributes)
 
     def event(self, name: str) -> None:
-        if not self._has_ended:
+        if self._span.is_recording():
             self._span.add_event(name)
 
     def link(self, other: Span) -> None:
-        if not self._has_ended and isinstance(other, RecordedSpan):
+        if self._span.is_recording() and isinstance(other, RecordedSpan):
             self._span.add_link(other._span.get_span_context())
 
     def fail(self, code: str) -> None:
-        if not self._has_ended:
+        if self._span.is_recording():
             self._span.set_attribute("error.type", code)
             self._span.set_status(trace.StatusCode.ERROR, code)
 
     def end(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
+        if self._span.is_recording():
             self._span.end()
 
     def __exit__(
@@ -92,15 +85,6 @@ class RecordedSpan(Span):
             code = getattr(error, "code", None)
             self.fail(code if isinstance(code, str) else type(error).__name__)
         self.end()
-
-
-class UnsampledSpan(Span):
-    """Records nothing, and has no headers, so no other process records anything. The trace has an id all the same."""
-
-    __slots__ = ("trace_id",)
-
-    def __init__(self, trace_id: str) -> None:
-        self.trace_id = trace_id
 
 
 class RecordingTracing(Tracing):
@@ -144,7 +128,7 @@ class RecordingTracing(Tracing):
 
     def _begun(self, name: str, context: Context) -> Span:
         span = self._tracer.start_span(name, context, trace.SpanKind.SERVER)
-        return RecordedSpan(self._tracer, span) if span.is_recording() else UnsampledSpan(_id_of(span))
+        return RecordedSpan(self._tracer, span) if span.is_recording() else Span(_id_of(span))
 
 
 _HEADERS = (b"traceparent", b"tracestate")

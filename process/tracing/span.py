@@ -26,11 +26,16 @@ class TraceSettings:
 
 
 class Span:
-    """A step. As a context it ends with the block, and its error is the block's."""
+    """A step. As a context it ends with the block, and its error is the block's.
 
-    __slots__ = ()
-    trace_id: str | None = None  # 32 hexadecimal digits
+    This one records nothing, and has no headers, so no other process records anything; its trace may have an id.
+    """
+
+    __slots__ = ("trace_id",)
     is_recorded = False  # is it exported?
+
+    def __init__(self, trace_id: str | None = None) -> None:
+        self.trace_id = trace_id  # 32 hexadecimal digits
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -27,7 +27,7 @@ from router.http.client_connection import SCOPE_KEY
 from router.identity.access import Principal, principal_of, set_principal
 from router.identity.gate import SCOPE_OF, Gate, Pages, check_scope
 from router.protocol.choices import ChoiceStreams, merged_answer
-from router.protocol.request_body import BodyShare, ClientGone
+from router.protocol.request_body import ClientGone, read_body
 from router.protocol.responses.response import Response
 from router.protocol.responses.translator import ResponseTranslator
 from router.protocol.sse import AnswerRewriter, answer_counts
@@ -124,11 +124,11 @@ class RequestFlow:
         with (
             backends.requests.record(request),
             backends.tracing.begin(f"POST {self._endpoint.value}", request.headers) as request.span,
-            BodyShare(backends.bodies.room, principal.confined_to) as share,
+            backends.bodies.room.growing(principal.confined_to) as take,
         ):
             client = ClientAnswer(connection, request, timeout_s=backends.config.event_gap_timeout_s)
             try:
-                await self._serve(request, client, share, receive)
+                await self._serve(request, client, take, receive)
             except ClientGone:
                 request.status = _CLIENT_LEFT
             except (RouterError, AdapterError) as error:
@@ -142,16 +142,17 @@ class RequestFlow:
             finally:
                 self._recorder.record(request)
 
-    async def _serve(self, request: Request, client: ClientAnswer, share: BodyShare, receive: Any) -> None:
+    async def _serve(self, request: Request, client: ClientAnswer, take: Callable[[int], None], receive: Any) -> None:
         backends, config = self._backends, self._backends.config
         with backends.quotas.admission(request.principal) as admission:
             try:
                 with request.span.child("admission"):
-                    body = await share.read(
+                    body = await read_body(
                         request.headers,
                         receive,
                         max_bytes=config.max_body_bytes,
                         timeout_s=config.body_timeout_s,
+                        on_bytes=take,
                         arrived=client.connection.arrived_body,
                     )
                     validated = await backends.bodies.decode(

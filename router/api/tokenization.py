@@ -11,7 +11,7 @@ from router.generation.tokenizer_calls import DETOKENIZE, TOKENIZE, ask_tokenize
 from router.identity.access import principal_of
 from router.protocol.field_values import Limits, boolean, check_token_ids, decoded, reference
 from router.protocol.fields import ADAPTER
-from router.protocol.request_body import BodyShare, ClientGone, Fields, split
+from router.protocol.request_body import ClientGone, Fields, read_body, split
 from router.protocol.rules import RULES
 from router.protocol.validation import known_fields
 from router.revisions.adapter_service import resolve
@@ -55,13 +55,14 @@ class TokenizationEndpoint:
 
     async def _answer(self, request: Request, path: str) -> Response:
         backends, principal = self._backends, principal_of(request.scope)
-        with backends.quotas.admission(principal), BodyShare(backends.bodies.room, principal.confined_to) as share:
+        with backends.quotas.admission(principal), backends.bodies.room.growing(principal.confined_to) as take:
             try:
-                body = await share.read(
+                body = await read_body(
                     dict(request.scope["headers"]),
                     request.receive,
                     max_bytes=backends.config.max_body_bytes,
                     timeout_s=backends.config.body_timeout_s,
+                    on_bytes=take,
                 )
             except ClientGone:
                 return Response()  # for nobody

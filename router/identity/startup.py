@@ -1,5 +1,6 @@
 """Startup checks: no router serves without authentication, or without any usable key, unless it is configured to."""
 
+from contextlib import closing
 from datetime import UTC, datetime
 
 from adapters.errors import CatalogUnavailable
@@ -59,11 +60,8 @@ def _check_keys(config: ClusterConfig) -> str:
     from cluster.open_library import open_configured_catalog  # heavy, for `prelude up`
 
     try:
-        catalog = open_configured_catalog(config)
-        try:
+        with closing(open_configured_catalog(config)) as catalog:
             keys = catalog.keys.list()
-        finally:
-            catalog.close()
     except CatalogUnavailable as error:  # the router starts all the same, and reads the keys when it can
         return f"Keys cannot be checked now: {error}"
     except ValueError as error:

@@ -22,13 +22,13 @@ from adapters.catalog.described import (
 from adapters.catalog.records import AdapterSummary, AliasMove, AliasTarget
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.catalog import MAX_PAGE
-from adapters.identity import LATEST, full_name_of, is_revision_id
+from adapters.identity import LATEST, full_name_of, is_revision_id, split_adapter_name
 from adapters.scopes import Permission
 from router.errors import InvalidField
 from router.identity.access import principal_of, viewer_of
 from router.identity.audit import note_of
 from router.management.management import Management, json_answer
-from router.management.request_fields import adapter_key, check_known
+from router.management.request_fields import check_known
 from router.protocol.field_values import decoded
 
 _DEFAULT_PAGE = 100
@@ -65,7 +65,7 @@ class AdaptersEndpoint:
         params = request.query_params
         check_known(params, ("tenant", "prefix", "after", "limit", "deleted"))
         limit = _limit(params.get("limit"))
-        after = None if params.get("after") is None else adapter_key(params["after"])
+        after = None if params.get("after") is None else split_adapter_name(params["after"])
         tenant, prefix = (_printable(params, each) for each in ("tenant", "prefix"))
         deleted = _flag(params.get("deleted"))
         viewer = viewer_of(principal_of(request.scope), Permission.READ)

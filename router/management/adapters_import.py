@@ -18,14 +18,14 @@ from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.rights import Right
 from adapters.catalog.sql.tenants import CatalogQuota
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable
-from adapters.identity import LATEST, AdapterReference, full_name_of
+from adapters.identity import LATEST, AdapterReference, full_name_of, split_adapter_name
 from adapters.library import AdapterLibrary, PackedAdapter
 from adapters.packed.packing import take_packed
 from router.errors import InvalidField, PushFailed, TooManyUploads
 from router.identity.access import principal_of
 from router.identity.audit import described, note_of
 from router.management.management import Management, json_answer
-from router.management.request_fields import adapter_key, check_not_base_model, given_positions
+from router.management.request_fields import check_not_base_model, given_positions
 from router.management.upload import received_upload
 from router.management.upload_receiver import FOLDER, Upload
 from router.management.worker_calls import Outcomes, on_each
@@ -227,11 +227,11 @@ class ImportEndpoint:
             raise without_path(error, folder, "the upload") from None
 
     def _right(self, request: Request, name: str) -> Right:
-        tenant, _ = adapter_key(name)
+        tenant, _ = split_adapter_name(name)
         return self._management.right(request, tenant)
 
     def _quota(self, name: str) -> CatalogQuota | None:
-        tenant, _ = adapter_key(name)
+        tenant, _ = split_adapter_name(name)
         return self._management.backends.quotas.catalog_quota(tenant)
 
     async def _packed(self, request: Request, name: str, upload: Upload) -> PackedAdapter:
@@ -244,7 +244,7 @@ class ImportEndpoint:
 
     async def _current(self, request: Request, name: str, alias: str) -> AdapterRevision | None:
         """The revision that the alias points to; None if there is no such adapter or alias yet."""
-        reference = AdapterReference(*adapter_key(name), alias)
+        reference = AdapterReference(*split_adapter_name(name), alias)
         try:
             return await self._management.ask(request, lambda catalog: catalog.resolve_parsed(reference))
         except AdapterNotFound:
@@ -271,7 +271,7 @@ def _log_import(revision: AdapterRevision) -> None:
 
 def _alias(name: str, alias: str | None) -> str:
     """The alias to move. Raises InvalidReference and InvalidField."""
-    full_name = full_name_of(*adapter_key(name))
+    full_name = full_name_of(*split_adapter_name(name))
     if alias is None:
         return LATEST
     if AdapterReference.parse(f"{full_name}@{alias}").alias != alias:

@@ -15,7 +15,7 @@ from adapters.catalog.records import AdapterRevision
 from adapters.catalog.sql import SqlCatalog
 from adapters.catalog.sql.rights import Right
 from adapters.errors import AdapterError, CatalogUnavailable, RightWithdrawn
-from adapters.identity import full_name_of
+from adapters.identity import full_name_of, split_adapter_name
 from adapters.scopes import Permission, Scope
 from router.errors import (
     ManagementOff,
@@ -28,7 +28,7 @@ from router.fleet.fleet_state import WorkerView
 from router.generation.backends import Backends
 from router.identity.access import check_access, principal_of
 from router.identity.audit import begin_note, note_of
-from router.management.request_fields import adapter_key, check_known
+from router.management.request_fields import check_known
 from router.metrics import AdapterChange, ChangeResult
 from router.protocol.request_body import ClientGone, Fields, read_body, split
 from router.revisions.memory_only import MemoryOnlyRevisions
@@ -164,7 +164,7 @@ class Management:
         return key
 
     def _checked(self, request: Request, name: str | None, permission: Permission | None) -> AdapterKey:
-        key = adapter_key(request.path_params["name"] if name is None else name)
+        key = split_adapter_name(request.path_params["name"] if name is None else name)
         note_of(request.scope).object = full_name_of(*key)
         check_access(self.backends.adapters.directory, principal_of(request.scope), *key, permission)
         return key

@@ -3,18 +3,8 @@
 from collections.abc import Collection
 
 from adapters import identity
-from adapters.errors import InvalidReference
 from adapters.formats.positions import GivenPositions
-from adapters.identity import split_adapter_name
 from router.errors import InvalidField
-
-
-def adapter_key(name: str) -> tuple[str, str]:
-    """Tenant and name of `name` or `tenant/name`. Raises InvalidReference."""
-    try:
-        return split_adapter_name(name)
-    except ValueError as error:
-        raise InvalidReference(str(error)) from None
 
 
 def check_not_base_model(name: str, base_model: str, param: str) -> None:

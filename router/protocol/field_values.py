@@ -80,11 +80,13 @@ def decoded_item(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw) -> Any:
         return decoder.decode(without_nulls(raw, decoder.type))
 
 
-class _Kind(msgspec.Struct):
+class Kind(msgspec.Struct):
+    """What an object is, whatever else it has."""
+
     type: Any = None
 
 
-_kind = msgspec.json.Decoder(_Kind)
+_kind = msgspec.json.Decoder(Kind)
 
 
 def type_of(raw: msgspec.Raw) -> Any:

@@ -6,7 +6,7 @@ import msgspec
 
 from router.errors import InvalidField
 from router.protocol.enforced_schemas import GrammarParts
-from router.protocol.field_values import Limits, decode_field, decoded, encoded, items_of, shown, without_nulls
+from router.protocol.field_values import Kind, Limits, decode_field, decoded, encoded, items_of, shown, without_nulls
 from router.protocol.grammars import check_schema
 from router.protocol.request_body import Fields, nesting
 
@@ -153,12 +153,8 @@ def _message_without_nulls(raw: msgspec.Raw, where: str) -> tuple[Message, msgsp
         raise InvalidField(f"{where}: {readable(error)}", param="messages") from None
 
 
-class _Kind(msgspec.Struct):
-    type: Any = None
-
-
 class _KindsOfParts(msgspec.Struct):
-    content: list[_Kind] = []
+    content: list[Kind] = []
 
 
 def _check_kinds_of_parts(raw: msgspec.Raw, where: str) -> None:

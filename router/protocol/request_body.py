@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import accumulate
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -203,11 +202,24 @@ class Room:
     @contextmanager
     def held(self, tenant: str | None, amount: int) -> Iterator[None]:
         """Have room inside the block."""
-        self.take(tenant, amount)
-        try:
+        with self.growing(tenant) as take:
+            take(amount)
             yield
+
+    @contextmanager
+    def growing(self, tenant: str | None) -> Iterator[Callable[[int], None]]:
+        """Have ever more room inside the block: the yielded function takes it. It raises the error."""
+        held = 0
+
+        def take(amount: int) -> None:
+            nonlocal held
+            self.take(tenant, amount, has=held)
+            held += amount
+
+        try:
+            yield take
         finally:
-            self.give_back(tenant, amount)
+            self.give_back(tenant, held)
 
     def _refused(self, why: str) -> RouterError:
         self._on_refused()
@@ -230,41 +242,3 @@ class BodyBudget:
     def close(self) -> None:
         """Stop accepting work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-class BodyShare:
-    """The bytes that one request's body takes, until the end of the block. `tenant`: as `Room` has it."""
-
-    __slots__ = ("_room", "_tenant", "num_bytes")
-
-    def __init__(self, room: Room, tenant: str | None) -> None:
-        self.num_bytes = 0
-        self._room = room
-        self._tenant = tenant
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._room.give_back(self._tenant, self.num_bytes)
-
-    def take(self, num_bytes: int) -> None:
-        """Raises TooManyBytes."""
-        self._room.take(self._tenant, num_bytes, has=self.num_bytes)
-        self.num_bytes += num_bytes
-
-    async def read(
-        self,
-        headers: dict[bytes, bytes],
-        receive: Any,
-        *,
-        max_bytes: int,
-        timeout_s: float,
-        arrived: bytes | None = None,
-    ) -> bytes:
-        """As `read_body`, counting bytes as they arrive. Also raises TooManyBytes."""
-        return await read_body(
-            headers, receive, max_bytes=max_bytes, timeout_s=timeout_s, on_bytes=self.take, arrived=arrived
-        )

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from types import TracebackType
 
 from adapters.catalog.sql.tenants import CatalogQuota
 from cluster.config.quotas import QuotasConfig, UseLimits
@@ -219,9 +218,7 @@ class Admission:
             budget.num_running += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._prompt_tokens or self._output_tokens:
             self._quotas.used(self._principal.tenant, self._prompt_tokens or 0, self._output_tokens or 0)
         if not self.is_counted:

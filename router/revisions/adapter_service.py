@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from adapters.catalog.cached import CachedResolver
 from adapters.catalog.records import AdapterRevision, Change
 from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql.cached import CachedResolver
 from adapters.catalog.sql.rights import Right
 from adapters.errors import AdapterError, AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import AdapterReference, scaled_id

@@ -16,7 +16,7 @@ from support.images.container_store import ROOT, ContainerStore, needs_container
 from support.images.podman_pods import podman_pod
 from support.waiting import wait_until
 
-from cluster.local.demo import make_toy
+from cluster.local.demo import make_demo
 from engine.pin import SGLANG_VERSION
 
 pytestmark = [needs_containers, pytest.mark.long]
@@ -64,7 +64,7 @@ def test_a_router_runs_confined(store: ContainerStore, tmp_path: Path):
     image = "prelude-router:0.1.0"
     store.build(ROUTER, image)
     assert added(store, image) < 185 * MB
-    make_toy(tmp_path / "models" / "demo")
+    make_demo(tmp_path / "models" / "demo")
     (tmp_path / "cluster.yaml").write_text(CONFIG)
     tmp_path.chmod(0o755)
     files = {"models": "/models", "cluster.yaml": "/etc/prelude/cluster.yaml"}

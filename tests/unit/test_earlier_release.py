@@ -10,7 +10,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -121,8 +121,7 @@ def printed(tree: Path, code: str, *words: str) -> list[list | dict]:
 def test_its_catalog_goes_on_here_and_there(release: Path, database: CatalogDatabase) -> None:
     """Here, tokens are counted in a table more; it reads and writes what is left of the others."""
     (filled,) = printed(release, CATALOG, database.url, "fill")
-    catalog = SqlCatalog.open(database.url)
-    try:
+    with closing(SqlCatalog.open(database.url)) as catalog:
         assert {each: catalog.resolve(each).revision_id for each in filled["found"]} == {
             **filled["found"], "bot": revision(4)
         }  # fmt: skip
@@ -134,8 +133,6 @@ def test_its_catalog_goes_on_here_and_there(release: Path, database: CatalogData
         expected = {"bot": revision(5), "bot@live": revision(5), "bot@r1": revision(1)}
         assert again == {"key": "", "found": expected, "keys": 1, "next": 3}  # it had 4 already
         assert catalog.resolve("gone").revision_id == revision(3)
-    finally:
-        catalog.close()
 
 
 @pytest.mark.parametrize("is_its_router", [True, False], ids=["its router", "its workers"])

@@ -56,7 +56,7 @@ def test_the_demo_on_gpus(tmp_path: Path, num_gpus: int):
 def test_the_demo_on_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(demo, "list_gpus", lambda _environment: HostGpus((), "the driver is not loaded"))
     with pytest.raises(StartError, match=r"no GPU was found \(the driver is not loaded\); `make DEVICE=cpu serve`"):
-        demo.make_toy(tmp_path / "demo", "cuda")
+        demo.make_demo(tmp_path / "demo", device="cuda")
     with pytest.raises(StartError, match="no GPU was found"):
         demo.make_demo(tmp_path / "demo", tmp_path / "model.gguf", device="cuda")
     assert list(tmp_path.iterdir()) == []
@@ -66,11 +66,11 @@ def test_the_demo_takes_no_folder_that_has_files(tmp_path: Path):
     mine = tmp_path / "thesis.tex"
     mine.write_text("years of work")
     with pytest.raises(ConfigError, match=rf"{tmp_path} has files that are no demo; name a folder that is not there"):
-        demo.make_toy(tmp_path)
+        demo.make_demo(tmp_path)
     assert mine.read_text() == "years of work"
     for folder in (Path("/proc/demo"), mine):
         with pytest.raises(ConfigError, match=rf"{folder} cannot be made: .*; name another folder"):
-            demo.make_toy(folder)
+            demo.make_demo(folder)
     assert list(tmp_path.iterdir()) == [mine]
 
 

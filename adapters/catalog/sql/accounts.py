@@ -9,18 +9,15 @@ from sqlalchemy import Connection, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from adapters.catalog.records import AuditEvent
-from adapters.catalog.sql.database import Database
+from adapters.catalog.sql.database import CatalogPart
 from adapters.catalog.sql.tables import audit_events, token_usage
 from adapters.catalog.usage import COUNTS, MAX_GROUPS, Counts, InvalidQuery, Subject, UsageQuery
 
 MAX_TEXT = 500  # characters of each field
 
 
-class SqlAudit:
+class SqlAudit(CatalogPart):
     """The audit log. It can be appended to and read. Every method can raise CatalogUnavailable."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def append(self, events: Sequence[AuditEvent]) -> None:
         """Append events, all or none. Long texts are cut."""
@@ -40,11 +37,8 @@ class SqlAudit:
         return [AuditEvent(*row[1:]) for row in reversed(rows)]
 
 
-class SqlUsage:
+class SqlUsage(CatalogPart):
     """Tokens by hour and subject. Every method can raise CatalogUnavailable."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def put(self, rows: Sequence[tuple[Subject, Counts]]) -> None:
         """Set a router's rows, all or none. To repeat it is harmless, also if a later put came in between."""

@@ -18,7 +18,7 @@ from adapters.catalog.sql.rights import Right, check_right
 from adapters.catalog.sql.tables import adapters, changes, make_tables, revisions
 from adapters.catalog.sql.tenants import CatalogQuota, SqlTenants, no_more_pins
 from adapters.errors import InvalidReference
-from adapters.identity import LATEST, AdapterReference, check_revision_id, full_name_of, split_adapter_name
+from adapters.identity import LATEST, AdapterReference, check_revision_id
 from adapters.model.manifest import Manifest
 from adapters.scopes import Permission
 
@@ -86,11 +86,7 @@ class SqlCatalog(Database):
         TenantFull, RevisionBeingRemoved, and CatalogConflict for a deleted adapter that can still be restored.
         """
         _check(tenant, name, LATEST if alias is None else alias)
-        try:
-            check_revision_id(revision_id)
-        except ValueError as error:
-            raise InvalidReference(str(error)) from None
-
+        check_revision_id(revision_id)
         content = manifest, revision_id, bytes, warnings, stored_since
         return self._write(
             tenant,
@@ -285,9 +281,5 @@ class SqlCatalog(Database):
 
 
 def _check(tenant: str, name: str, alias: str = LATEST) -> None:
-    try:
-        split_adapter_name(f"{tenant}/{name}")
-    except ValueError as error:
-        raise InvalidReference(str(error)) from None
-    if AdapterReference.parse(f"{full_name_of(tenant, name)}@{alias}").alias != alias:
+    if AdapterReference.parse(f"{tenant}/{name}@{alias}").alias != alias:
         raise InvalidReference(f"{alias!r} cannot be an alias: in a reference it would be a revision; choose another")

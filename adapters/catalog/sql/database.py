@@ -19,8 +19,17 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from adapters.catalog.records import ChangeKind
-from adapters.catalog.sql.engines import LOCK_TIMEOUT_S, POOL_TIMEOUT_S, parse_url, postgres_engine, sqlite_engine
-from adapters.catalog.sql.faults import is_contended, is_lost_connection, is_unreachable, is_without_tables
+from adapters.catalog.sql.drivers import (
+    LOCK_TIMEOUT_S,
+    POOL_TIMEOUT_S,
+    is_contended,
+    is_lost_connection,
+    is_unreachable,
+    is_without_tables,
+    parse_url,
+    postgres_engine,
+    sqlite_engine,
+)
 from adapters.catalog.sql.locks import StillHeld, collecting
 from adapters.catalog.sql.tables import UtcTime, change_counter, changes
 from adapters.errors import CatalogUnavailable
@@ -212,6 +221,13 @@ class Database:
         if not self._is_postgres:
             remedy = f"see that user {os.getuid()} may write to its folder, that the disk has room and nobody locks it"
         return CatalogUnavailable(f"the catalog's database {self._shown} does not answer ({reason}); {remedy}")
+
+
+class CatalogPart:
+    """Rows of one kind."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
 
 _LAST_CHANGE = select(change_counter.c.last)

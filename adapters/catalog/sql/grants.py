@@ -6,7 +6,7 @@ from sqlalchemy import delete, exists, insert, or_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from adapters.catalog.records import Grant
-from adapters.catalog.sql.database import Database, Transaction
+from adapters.catalog.sql.database import CatalogPart, Transaction
 from adapters.catalog.sql.lookup import require_adapter
 from adapters.catalog.sql.tables import adapters, grants
 from adapters.catalog.sql.tenants import ensure_tenant
@@ -17,11 +17,8 @@ from adapters.scopes import Permission
 _ALL = ""  # in place of an adapter's name
 
 
-class SqlGrants:
+class SqlGrants(CatalogPart):
     """The grants of a catalog. Every method can raise CatalogUnavailable."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, grant: Grant, *, by: str | None) -> bool:
         """Add a grant; False if there is the same one. Either tenant may be new.

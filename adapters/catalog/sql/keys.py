@@ -8,7 +8,7 @@ from sqlalchemy import insert, select, update
 
 from adapters.catalog.api_keys import digest_of, new_key
 from adapters.catalog.records import ApiKey
-from adapters.catalog.sql.database import Database, Transaction
+from adapters.catalog.sql.database import CatalogPart, Transaction
 from adapters.catalog.sql.tables import AnyRow, api_keys
 from adapters.catalog.sql.tenants import ensure_tenant
 from adapters.errors import AccessNotFound, CatalogConflict
@@ -17,11 +17,8 @@ from adapters.scopes import Scope
 MAX_NAME = 100  # characters
 
 
-class SqlKeys:
+class SqlKeys(CatalogPart):
     """The keys of a catalog. Every method can raise CatalogUnavailable."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def create(
         self, tenant: str, name: str, scopes: Collection[Scope], *, expires_at: datetime | None, by: str | None

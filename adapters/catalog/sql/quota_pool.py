@@ -6,18 +6,15 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete, func, insert, select, text
 
 from adapters.catalog.quota_leases import GaugeAsk, Leases, Pool, RateAsk, lease_gauge, lease_rate
-from adapters.catalog.sql.database import Database
+from adapters.catalog.sql.database import CatalogPart
 from adapters.catalog.sql.locks import AdvisoryLock, take
 from adapters.catalog.sql.tables import quota_holdings, quota_members, quota_pools
 
 MEMBER_S = 10.0  # a router that was not seen for so long holds nothing
 
 
-class SqlQuotaPool:
+class SqlQuotaPool(CatalogPart):
     """Every method can raise CatalogUnavailable."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def lease(self, member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
         """Answer a router, in one transaction that waits for no change of the catalog."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, Select, Table, delete, func, insert, or_, select, update
 
 from adapters.catalog.records import TenantSummary
-from adapters.catalog.sql.database import Database, Transaction
+from adapters.catalog.sql.database import CatalogPart, Transaction
 from adapters.catalog.sql.garbage import condemn_unneeded
 from adapters.catalog.sql.lookup import POINTS_AT
 from adapters.catalog.sql.tables import (
@@ -47,11 +47,8 @@ class RemovedTenant:
     again: bool = False  # it was removed before; all that is left of it is what an interrupted removal has left
 
 
-class SqlTenants:
+class SqlTenants(CatalogPart):
     """The tenants of a catalog. Every method can raise CatalogUnavailable."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def list(self) -> Sequence[TenantSummary]:
         """All tenants by name, with what they have."""

@@ -18,24 +18,10 @@ FIXED: dict[str, tuple[Any, str]] = {
     "include": ([], "leave it out; for log-probabilities use /v1/chat/completions with logprobs"),
 }
 
-FIELDS = frozenset(
-    {
-        "model",
-        ADAPTER,
-        ADAPTER_SCALE,
-        "input",
-        "instructions",
-        "max_output_tokens",
-        "tools",
-        "tool_choice",
-        "text",
-        "reasoning",
-        "stream_options",
-        *SAME_AS_CHAT,
-        *BOOKKEEPING,
-        *FIXED,
-    }
-)
+FIELDS = frozenset({
+    "model", ADAPTER, ADAPTER_SCALE, "input", "instructions", "max_output_tokens", "tools", "tool_choice", "text",
+    "reasoning", "stream_options", *SAME_AS_CHAT, *BOOKKEEPING, *FIXED,
+})  # fmt: skip
 
 NOT_OFFERED = {
     "previous_response_id": _STATELESS,

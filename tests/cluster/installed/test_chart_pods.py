@@ -18,7 +18,7 @@ from support.chart.helm_chart import CHART, ROOT, Object, named, needs_helm, ren
 from support.chart.pods_on_loopback import ADDRESSES, PORTS, components, values_for, wait_until_ready
 from support.clusters.dns_server import dns_server
 
-from cluster.local.demo import make_toy
+from cluster.local.demo import make_demo
 
 pytestmark = [needs_helm, pytest.mark.long]
 DRAIN_S = 150.0
@@ -28,7 +28,7 @@ KV = range(32768, 65536)  # ports.kv of helm/values.yaml
 async def _run(folder: Path, role_changes: str | bool) -> None:
     async with dns_server() as dns:
         objects = await asyncio.to_thread(render, values_for(dns, role_changes))
-        await asyncio.to_thread(make_toy, folder / "models" / "demo")
+        await asyncio.to_thread(make_demo, folder / "models" / "demo")
         processes = {}
         try:
             for component, spec in components(objects):

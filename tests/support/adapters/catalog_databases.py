@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -33,21 +33,14 @@ class SqliteDatabase:
         self.url = f"sqlite:///{self._file}"
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        connection = sqlite3.connect(self._file)
-        try:
-            with connection:
-                return connection.execute(sql).fetchall()
-        finally:
-            connection.close()
+        with closing(sqlite3.connect(self._file)) as connection, connection:
+            return connection.execute(sql).fetchall()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        connection = sqlite3.connect(self._file, isolation_level=None)
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with closing(sqlite3.connect(self._file, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
             yield
-        finally:
-            connection.close()
 
     @contextmanager
     def down(self, *catalogs: SqlCatalog) -> Iterator[None]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from support.adapters.random_adapters import write_random_lora
 from support.constants import with_constants
-from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
+from support.engines.engine_stand_in import Engine
 from support.waiting import until
 
 from adapters.files.locked_folder import SHARED_MEMORY
@@ -101,7 +101,7 @@ class Worker:
     """A residency and its collaborators."""
 
     residency: Residency
-    engine: EngineStandIn
+    engine: Engine
     hub: WorkerStateHub
     registry: CollectorRegistry
     disk: Path
@@ -185,14 +185,14 @@ async def running_worker(
     host: int = 1000,
     disk: int = 1000,
     limits: Limits | None = None,
-    engine: EngineStandIn | None = None,
+    engine: Engine | None = None,
     trust: Trust | None = None,
     shared_memory: Path = SHARED_MEMORY,
     **settings,
 ) -> AsyncIterator[Worker]:
     """A worker with room for `host` and `disk` adapters. Checks that no file, reservation, task or thread is left."""
     async with AsyncExitStack() as stack:
-        engine = engine or await stack.enter_async_context(engine_stand_in())
+        engine = engine or await stack.enter_async_context(Engine().served())
         tasks_before, threads_before = asyncio.all_tasks(), threading.active_count()
         hub, registry, client = WorkerStateHub(), CollectorRegistry(), EngineClient(engine.url)
         sizes = {"host_bytes": host * stored.room, "disk_bytes": disk * stored.object_bytes}

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
-from aiohttp import web
+from support.clusters.served_agent import serving
 from support.commands import SMALL_LLAMA
-from support.routers.served_routes import served
+from support.engines.engine_stand_in import Engine
+from support.waiting import meanwhile
 
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
+from cluster.control.control_pb2_grpc import WorkerControlServicer, WorkerControlStub
 from cluster.control.http import serve_worker_http
+from cluster.control.service import serve_control
 from cluster.control.worker_state import WorkerStateHub
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
@@ -32,35 +34,6 @@ def decode_agent(folder: Path, model: dict[str, Any] = SMALL_LLAMA, **worker: An
     workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
     data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
     return DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
-
-
-class Engine:
-    """Answers completions, with `statuses` first, once it `may_answer`."""
-
-    def __init__(self, *statuses: int, is_sick: bool = False) -> None:
-        self.statuses = list(statuses)
-        self.completions: list[dict[str, Any]] = []
-        self.aborted: list[str] = []
-        self.may_answer = asyncio.Event()
-        if not is_sick:
-            self.may_answer.set()
-        self.url = ""
-
-    async def complete(self, request: web.Request) -> web.Response:
-        self.completions.append(await request.json())
-        await self.may_answer.wait()
-        return web.json_response({}, status=self.statuses.pop(0) if self.statuses else 200)
-
-    async def abort(self, request: web.Request) -> web.Response:
-        self.aborted.append((await request.json())["rid"])
-        return web.Response()
-
-    @asynccontextmanager
-    async def served(self) -> AsyncIterator[Engine]:
-        async with served(
-            [web.post("/v1/completions", self.complete), web.post("/abort_request", self.abort)]
-        ) as self.url:
-            yield self
 
 
 class Peer(WorkerControlServicer):
@@ -86,24 +59,33 @@ async def running(agent: WorkerAgent, engine: Engine, *peers: Peer) -> AsyncIter
     """The agent's tasks and HTTP, without a supervisor, beside its peers' agents: where it expects them, if it does."""
     async with AsyncExitStack() as stack:
         for peer in peers:
-            server = grpc.aio.server()
-            add_WorkerControlServicer_to_server(peer, server)
             listed = agent.peers.get(peer.description.name)
-            server.add_insecure_port(listed.address if listed else peer.address)
-            await server.start()
-            stack.push_async_callback(server.stop, 0)
-        agent.engine = EngineClient(engine.url)
-        stack.push_async_callback(agent.engine.aclose)
+            await stack.enter_async_context(serving(peer, listed.address if listed else peer.address))
+        agent.engine = await stack.enter_async_context(aclosing(EngineClient(engine.url)))
         await stack.enter_async_context(serve_worker_http(agent))
-        work = [agent.run_role(), agent._follow_readiness(), agent.peers.run()]
-        tasks = [asyncio.create_task(each) for each in work]
-        agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
-        try:
+        async with meanwhile(agent.run_role(), agent._follow_readiness(), agent.peers.run()):
+            agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def ready(agent: WorkerAgent, engine: Engine) -> AsyncIterator[WorkerControlStub]:
+    """The control service of an agent whose engine is up and warm."""
+    async with (
+        engine.served(),
+        serve_control(agent),
+        grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
+        aclosing(EngineClient(engine.url)) as agent.engine,
+        meanwhile(agent._follow_readiness(), agent.peers.run()),
+    ):
+        engine_is(agent, EngineStatus.UP, "one")
+        await state_where(agent, ready=True)
+        yield WorkerControlStub(channel)
+
+
+def engine_is(agent: WorkerAgent, status: EngineStatus, incarnation: str = "") -> None:
+    agent._ready_incarnation = incarnation  # warm
+    agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
 
 
 async def state_where(agent: WorkerAgent, **fields) -> pb.WorkerState:

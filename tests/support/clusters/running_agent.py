@@ -1,8 +1,7 @@
 """An agent that holds adapters, over its real gRPC service; only its engine is a stand-in."""
 
-import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,8 @@ import pytest
 from support.adapters.held_adapters import StoredAdapters
 from support.adapters.tiny_model import write_model_config
 from support.constants import with_constants
-from support.engines.engine_stand_in import EngineStandIn, engine_stand_in
+from support.engines.engine_stand_in import Engine
+from support.waiting import meanwhile
 
 from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.control import control_pb2 as pb
@@ -30,7 +30,7 @@ class RunningAgent:
     agent: AdapterHolder
     control: WorkerControlStub
     channel: grpc.aio.Channel
-    engine: EngineStandIn
+    engine: Engine
 
     def engine_is(self, status: EngineStatus, incarnation: str = "") -> None:
         self.agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
@@ -45,7 +45,7 @@ class RunningAgent:
         return await self.control.EnsureAdapter(request, timeout=20, metadata=metadata)
 
 
-def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: EngineStandIn, **residency) -> ClusterConfig:
+def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: Engine, **residency) -> ClusterConfig:
     model = write_model_config(tmp_path / "model")
     workers = {"w": {"role": role, "engine_port": engine._port}}
     if role == "prefill":
@@ -69,25 +69,19 @@ def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: Engine
 async def running_agent(
     stored: StoredAdapters, tmp_path: Path, role: str = "unified", **residency
 ) -> AsyncIterator[RunningAgent]:
-    async with engine_stand_in() as engine:
+    async with Engine().served() as engine:
         config = configured(stored, tmp_path, role, engine, **residency)
         agent = (UnifiedAgent if role == "unified" else PrefillAgent)(config, "w", tmp_path / "scratch")
-        agent.engine = EngineClient(engine.url)
-        try:
-            async with (
-                agent.resources(),
-                serve_control(agent),
-                grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
-            ):
-                background = asyncio.create_task(agent.run_resources())
-                running = RunningAgent(agent, WorkerControlStub(channel), channel, engine)
-                running.engine_is(EngineStatus.UP, "one")
-                yield running
-                background.cancel()
-                await asyncio.gather(background, return_exceptions=True)
-        finally:
-            engine.may_answer.set()
-            await agent.engine.aclose()
+        async with (
+            aclosing(EngineClient(engine.url)) as agent.engine,
+            agent.resources(),
+            serve_control(agent),
+            grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
+            meanwhile(agent.run_resources()),
+        ):
+            running = RunningAgent(agent, WorkerControlStub(channel), channel, engine)
+            running.engine_is(EngineStatus.UP, "one")
+            yield running
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""A stand-in for an engine's adapter routes: an HTTP server that answers in the format of SGLang 0.5.23.
+"""A stand-in for an engine beside its agent: an HTTP server that answers in the format of SGLang 0.5.23.
 
 It shows which calls the agent makes, in which order, and that the folders are complete and can be mapped. It does not
 show that SGLang loads packed files, nor for how long that blocks its scheduler.
@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from aiohttp import web
 from support.routers.served_routes import kill, serve
@@ -17,10 +17,17 @@ from adapters.errors import AdapterMissing
 from adapters.packed import PackedRevision, read_packed
 
 
-class EngineStandIn:
-    """Maps the adapters that are loaded into it, as an engine does."""
+class Engine:
+    """Maps the adapters that are loaded into it, as an engine does, once it `may_answer`.
 
-    def __init__(self) -> None:
+    Completions are answered with `statuses` first. It says of itself that it runs `num_running` requests.
+    """
+
+    def __init__(self, *statuses: int, is_sick: bool = False) -> None:
+        self.statuses = list(statuses)
+        self.completions: list[dict[str, Any]] = []
+        self.num_running, self.loads_status = 0, 200
+        self.asked = asyncio.Event()  # how many it runs
         self.held: dict[str, PackedRevision] = {}
         self.in_use: set[str] = set()
         self.refused: dict[str, str] = {}  # revision -> reason
@@ -31,22 +38,40 @@ class EngineStandIn:
         self.load_s = 0.0
         self.num_loading = 0
         self.may_answer = asyncio.Event()
-        self.may_answer.set()
+        if not is_sick:
+            self.may_answer.set()
         self.url = ""
         self._runner: web.AppRunner | None = None
         self._port = 0
         self.is_up = False
 
-    async def start(self) -> None:
-        """Again at the same port."""
-        routes = [
+    def routes(self) -> list[web.RouteDef]:
+        return [
             web.post("/load_lora_adapter", self._load),
             web.post("/unload_lora_adapter", self._unload),
+            web.post("/v1/completions", self._complete),
             web.post("/abort_request", self._abort),
             web.get("/v1/models", self._models),
             web.get("/v1/loads", self._loads),
         ]
-        self._runner, self._port = await serve(routes, self._port)
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[Self]:
+        await self.start()
+        try:
+            yield self
+        finally:
+            self.may_answer.set()
+            await self.stop()
+
+    async def asked_again(self) -> None:
+        self.asked.clear()
+        async with asyncio.timeout(30):
+            await self.asked.wait()
+
+    async def start(self) -> None:
+        """Again at the same port."""
+        self._runner, self._port = await serve(self.routes(), self._port)
         self.url = f"http://127.0.0.1:{self._port}"
         self.is_up = True
 
@@ -92,13 +117,19 @@ class EngineStandIn:
             return _answer(False, f"LoRA with name {revision_id} does not exist.")
         return _answer(True)
 
+    async def _complete(self, request: web.Request) -> web.Response:
+        self.completions.append(await request.json())
+        await self.may_answer.wait()
+        return web.json_response({}, status=self.statuses.pop(0) if self.statuses else 200)
+
     async def _abort(self, request: web.Request) -> web.Response:
         self.aborted.append((await request.json())["rid"])
         return web.Response()
 
     async def _loads(self, request: web.Request) -> web.Response:
-        rank = {"num_running_reqs": 0, "num_waiting_reqs": 0, "num_used_tokens": 0, "max_total_num_tokens": 1024}
-        return web.json_response({"loads": [rank]})
+        self.asked.set()
+        rank = {"num_running_reqs": self.num_running, "num_waiting_reqs": 0, "num_used_tokens": 0}
+        return web.json_response({"loads": [{**rank, "max_total_num_tokens": 1024}]}, status=self.loads_status)
 
     async def _models(self, request: web.Request) -> web.Response:
         self.connections.add(request.get_extra_info("peername"))
@@ -109,14 +140,3 @@ class EngineStandIn:
 def _answer(success: bool, message: str = "") -> web.Response:
     body = {"rid": None, "success": success, "error_message": message}
     return web.json_response(body, status=200 if success else 400)
-
-
-@asynccontextmanager
-async def engine_stand_in() -> AsyncIterator[EngineStandIn]:
-    engine = EngineStandIn()
-    await engine.start()
-    try:
-        yield engine
-    finally:
-        engine.may_answer.set()
-        await engine.stop()

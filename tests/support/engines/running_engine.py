@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 from support.in_thread import in_thread
+from support.waiting import meanwhile
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
@@ -76,14 +77,10 @@ def engine_spec(role: str, model: Path, scratch: Path, **changes) -> EngineSpec:
 @contextlib.asynccontextmanager
 async def _supervised(spec: EngineSpec) -> AsyncIterator[None]:
     snapshots: asyncio.Queue[EngineSnapshot] = asyncio.Queue()
-    supervising = asyncio.create_task(EngineSupervisor(spec, START_TIMEOUT_S, snapshots.put_nowait).run())
-    try:
+    async with meanwhile(EngineSupervisor(spec, START_TIMEOUT_S, snapshots.put_nowait).run()):
         while (now := await snapshots.get()).status is not EngineStatus.UP:
             assert now.status is not EngineStatus.DOWN, now.reason
         yield
-    finally:
-        supervising.cancel()
-        await asyncio.gather(supervising, return_exceptions=True)
 
 
 @contextlib.contextmanager

@@ -1,17 +1,18 @@
 """A server that speaks the Hub's API as far as `huggingface_hub` uses it for downloads, well or with ill intent."""
 
+import asyncio
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import pytest
+from aiohttp import web
+from support.in_thread import in_thread
+from support.routers.served_routes import served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -43,52 +44,33 @@ class HubServer:
         ]
         return {"id": self.repository, "sha": self.commit, "siblings": siblings, "tags": [], **self.listing}
 
-
-class _Handler(BaseHTTPRequestHandler):
-    hub: HubServer
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def log_message(self, *_: Any) -> None: ...
-
-    def _answer(self, *, with_body: bool) -> None:
-        hub, path = self.hub, unquote(urlsplit(self.path).path)
-        known = path.startswith((f"/api/models/{hub.repository}", f"/{hub.repository}/"))
-        if not known:  # also what the library asks on its own account
-            return self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"}, with_body)
-        hub.tokens.add(self.headers.get("authorization", ""))
-        hub.encodings.add(self.headers.get("accept-encoding", ""))
+    async def answer(self, request: web.Request) -> web.Response:
+        """What it says to a GET, or the head of that."""
+        path = request.path
+        if not path.startswith((f"/api/models/{self.repository}", f"/{self.repository}/")):
+            return _refused(404, "RepoNotFound")  # also what the library asks on its own account
+        self.tokens.add(request.headers.get("authorization", ""))
+        self.encodings.add(request.headers.get("accept-encoding", ""))
         if path.startswith("/api/"):
-            hub.served.append("listing")
-            hub.answers.wait(60)
-            if hub.listing_error:
-                return self._send(hub.listing_error[0], b"{}", {"X-Error-Code": hub.listing_error[1]}, with_body)
-            return self._send(200, json.dumps(hub.listed()).encode(), {"Content-Type": "application/json"}, with_body)
+            self.served.append("listing")
+            await asyncio.to_thread(self.answers.wait, 60)
+            return _refused(*self.listing_error) if self.listing_error else web.json_response(self.listed())
         name = path.split("/resolve/", 1)[1].partition("/")[2]
-        hub.served.append(f"{self.command} {name}")
-        if hub.file_error:
-            return self._send(hub.file_error[0], b"{}", {"X-Error-Code": hub.file_error[1], **hub.headers}, with_body)
-        content = hub.files[name]
-        headers = {"X-Repo-Commit": hub.commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"', **hub.headers}
-        if hub.redirect_to is not None:
-            headers |= {"Location": hub.redirect_to, "X-Linked-Size": str(len(content))}
-            return self._send(302, b"", headers, with_body)
-        if with_body and name in hub.bodies:
-            content = hub.bodies[name]
-        self._send(200, content, headers, with_body)
+        self.served.append(f"{request.method} {name}")
+        if self.file_error:
+            return _refused(*self.file_error, **self.headers)
+        content = self.files[name]
+        headers = {"X-Repo-Commit": self.commit, "ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        if self.redirect_to is not None:
+            headers |= {"Location": self.redirect_to, "X-Linked-Size": str(len(content))}
+            return web.Response(status=302, headers=headers)
+        if request.method == "GET":
+            content = self.bodies.get(name, content)
+        return web.Response(body=content, headers=headers | self.headers)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], with_body: bool) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
+
+def _refused(status: int, code: str, **headers: str) -> web.Response:
+    return web.json_response({}, status=status, headers={"X-Error-Code": code, **headers})
 
 
 @contextmanager
@@ -97,18 +79,13 @@ def serving(hub: HubServer, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Ite
     from huggingface_hub import constants
 
     hub.answers.set()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    # The library reads its variables once, at its import.
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield hub
-    finally:
-        hub.answers.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with in_thread(served([web.get("/{path:.*}", hub.answer)])) as hub.url:
+        # The library reads its variables once, at its import.
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+        try:
+            yield hub
+        finally:
+            hub.answers.set()

@@ -1,7 +1,7 @@
 """A router with keys: two tenants, an adapter of one of them, and calls with a key."""
 
 from collections.abc import AsyncIterator, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,16 +46,13 @@ async def keyed_cluster(
 ) -> AsyncIterator[KeyedCluster]:
     """`counts` of prefill, decode and unified workers. `url`: of an empty database, in place of a new SQLite file."""
     url = url or f"sqlite:///{folder / 'catalog.db'}"
-    catalog = SqlCatalog.open(url)
-    add(catalog, "bot", 1, tenant="acme")
-    try:
+    with closing(SqlCatalog.open(url)) as catalog:
+        add(catalog, "bot", 1, tenant="acme")
         async with running_cluster(
             *counts, folder=folder, catalog_url=url, directories={}, **{"auth": {}, "management": True, **config}
         ) as cluster:
             await eventually(lambda: _loaded(cluster), bool, within_s=30)
             yield KeyedCluster(cluster, catalog)
-    finally:
-        catalog.close()
 
 
 async def _loaded(cluster: ClusterStandIn) -> bool:

@@ -1,16 +1,16 @@
 """A real OIDC issuer on this machine: discovery, keys, and tokens that it signs."""
 
-import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import jwt
+from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from support.in_thread import in_thread
+from support.routers.served_routes import served
 
 AUDIENCE = "prelude"
 
@@ -22,9 +22,7 @@ class LocalIssuer:
         self.num_reads = 0  # of its keys
         self.is_down = False
         self.documents: dict[str, Any] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self.documents["/.well-known/openid-configuration"] = {"issuer": self.url, "jwks_uri": f"{self.url}/jwks"}
+        self.url = ""
         self.rotate("one")
 
     def rotate(self, key_id: str) -> None:
@@ -50,39 +48,18 @@ class LocalIssuer:
         """A token with these claims; `...` leaves one out."""
         return jwt.encode(self.claims(**claims), self.key, "ES256", headers={"kid": self.key_id})
 
-    def serve(self) -> None:
-        self._server.serve_forever(poll_interval=0.02)
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        issuer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                issuer.num_reads += self.path == "/jwks"
-                found = None if issuer.is_down else issuer.documents.get(self.path)
-                body = found if isinstance(found, bytes) else json.dumps(found).encode()
-                self.send_response(200 if found is not None else 503)
-                self.send_header("content-length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        return Handler
+    async def answer(self, request: web.Request) -> web.Response:
+        self.num_reads += request.path == "/jwks"
+        found = None if self.is_down else self.documents.get(request.path)
+        if isinstance(found, bytes):
+            return web.Response(body=found)
+        return web.json_response(found, status=200 if found is not None else 503)
 
 
 @contextmanager
 def local_issuer() -> Iterator[LocalIssuer]:
     issuer = LocalIssuer()
-    thread = threading.Thread(target=issuer.serve)
-    thread.start()
-    try:
+    with in_thread(served([web.get("/{path:.*}", issuer.answer)])) as url:
+        issuer.url = url
+        issuer.documents["/.well-known/openid-configuration"] = {"issuer": url, "jwks_uri": f"{url}/jwks"}
         yield issuer
-    finally:
-        issuer.stop()
-        thread.join()

@@ -106,6 +106,7 @@ def test_keys(prelude: Run, capsys: pytest.CaptureFixture[str]):
         ("--tenant", "acme", "--expires", "0s"),
     ):
         assert prelude("keys", "create", "ci", *wrong)[0] == 2, wrong
+    assert prelude("keys", "create", "ci", "--tenant", "a/b")[1]["error"]["code"] == "invalid_adapter_reference"
     events = audit(capsys)
     assert [(each["action"], each["new"], each["outcome"]) for each in events[:4]] == [
         ("key.create", made["id"], "done"),

@@ -63,7 +63,7 @@ def test_servers_log_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         disabled[command] = not logging.getLogger(command).isEnabledFor(logging.WARNING)
 
     monkeypatch.setattr(worker_agent, "run_agent", lambda _agent: note("worker"))
-    monkeypatch.setattr(demo, "make_toy", lambda *_, **__: note("demo"))
+    monkeypatch.setattr(demo, "make_demo", lambda *_, **__: note("demo"))
     main(["unified-worker", "--name", "u"])
     main(["demo", "somewhere", "--toy"])
     assert disabled == {"worker": False, "demo": True}

@@ -13,7 +13,7 @@ from adapters.model.base_weights import weights_digest
 from cli.main import main
 from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError
-from cluster.local.demo import make_toy
+from cluster.local.demo import make_demo
 from cluster.trainer_key import trainer_key
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = make_toy(tmp_path_factory.mktemp("trainer") / "toy")
+    made = make_demo(tmp_path_factory.mktemp("trainer") / "toy")
     made.write_text(f"{made.read_text()}trainer: {{url: 'http://127.0.0.1:8100'}}\n")
     return made
 

@@ -1,7 +1,7 @@
 """What an engine's answer about its load becomes, and the connections of its client."""
 
 import asyncio
-import contextlib
+from contextlib import aclosing
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from support.descriptors import no_descriptors
-from support.engines.engine_stand_in import engine_stand_in
+from support.engines.engine_stand_in import Engine
 from support.routers.served_routes import served
 
 from engine import supervisor
@@ -39,19 +39,13 @@ async def load_of(*ranks: dict[str, Any]) -> EngineLoad:
         assert request.query["include"] == "core,disagg,queues"
         return web.json_response({"loads": ranks})
 
-    async with served([web.get("/v1/loads", answer)]) as url:
-        client = EngineClient(url, timeout_s=30.0)
-        try:
-            return await client.load()
-        finally:
-            await client.aclose()
+    async with served([web.get("/v1/loads", answer)]) as url, aclosing(EngineClient(url, timeout_s=30.0)) as client:
+        return await client.load()
 
 
 async def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> None:
     """Nobody has asked it: the hang watch must not count that against it."""
-
-    client = EngineClient("http://127.0.0.1:9", timeout_s=30.0)
-    try:
+    async with aclosing(EngineClient("http://127.0.0.1:9", timeout_s=30.0)) as client:
         with no_descriptors():
             with pytest.raises(EngineUnreachable, match="Too many open files"):
                 await client.load()
@@ -59,8 +53,6 @@ async def test_an_engine_is_not_silent_where_its_agent_has_no_descriptors() -> N
         with pytest.raises(EngineUnreachable):
             await client.load()
         assert client.num_answers == 1
-    finally:
-        await client.aclose()
 
 
 async def test_prompts_of_a_prefill_engine_that_wait_for_decode() -> None:
@@ -103,18 +95,13 @@ def test_the_engine_has_these_fields() -> None:
 @pytest.mark.slow
 async def test_idle_connections_are_closed_before_the_engine_closes_them():
     """The engine does so after 5 s. A load sent at that moment would look like the engine's death."""
-
-    async with engine_stand_in() as engine:
-        client = EngineClient(engine.url)
-        try:
-            for _ in range(2):
-                await client.loaded_adapters()
-            assert len(engine.connections) == 1
-            await asyncio.sleep(3)
+    async with Engine().served() as engine, aclosing(EngineClient(engine.url)) as client:
+        for _ in range(2):
             await client.loaded_adapters()
-            assert len(engine.connections) == 2
-        finally:
-            await client.aclose()
+        assert len(engine.connections) == 1
+        await asyncio.sleep(3)
+        await client.loaded_adapters()
+        assert len(engine.connections) == 2
 
 
 async def test_an_engine_with_requests_keeps_its_role():
@@ -124,7 +111,7 @@ async def test_an_engine_with_requests_keeps_its_role():
         status, message = answers.pop(0)
         return web.json_response({"rid": None, "success": status == 200, "message": message}, status=status)
 
-    async with served([web.post("/pd_role_switch", switch)]) as url, contextlib.aclosing(EngineClient(url)) as client:
+    async with served([web.post("/pd_role_switch", switch)]) as url, aclosing(EngineClient(url)) as client:
         assert [await client.change_role("decode", 5) for _ in range(2)] == [False, True]
         with pytest.raises(EngineRefused, match="unhealthy"):
             await client.change_role("decode", 5)

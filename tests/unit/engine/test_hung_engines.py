@@ -16,7 +16,7 @@ import pytest
 from support.descriptors import no_descriptors
 from support.engines import hangable_engine
 from support.engines.running_engine import engine_spec
-from support.waiting import until
+from support.waiting import meanwhile, until
 
 from engine import hang_watch, supervisor
 from engine.client import EngineClient
@@ -90,15 +90,9 @@ async def watched_engine(
                 await client.load()
             await asyncio.sleep(0.05)
 
-    tasks = [asyncio.create_task(supervised.run()), asyncio.create_task(poll())]
-    try:
+    async with contextlib.aclosing(client), meanwhile(supervised.run(), poll()):
         await engine.until(lambda: bool(engine.snapshots) and engine.now.status is EngineStatus.UP)
         yield engine
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await client.aclose()
     schedulers = {pid for each in engine.snapshots for pid in schedulers_of(each)}
     assert schedulers
     assert not [path for pid in schedulers for path in hangable_engine.shared_memory(pid) if path.exists()]

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.engines.running_engine import engine_spec
+from support.waiting import until
 
 from engine import supervisor
 from engine.output import reason_in
@@ -117,9 +118,7 @@ async def test_an_engine_is_gone_when_its_supervisor_is_even_if_that_is_cancelle
     supervised = Supervised(tmp_path, monkeypatch, _IGNORES_SIGTERM, str(runs))
     monkeypatch.setattr(supervisor, "_STOP_GRACE_S", 1.0)
     running = supervised.start()
-    async with asyncio.timeout(40):
-        while not runs.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(runs.exists, 40)
     [engine] = [each for each in psutil.Process().children() if str(runs) in each.cmdline()]
     for _ in range(2):
         running.cancel()

@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from support.adapters.held_adapters import StoredAdapters, until
 from support.adapters.random_adapters import write_random_reft
 from support.clusters.running_agent import RunningAgent, configured, refused, running_agent
-from support.engines.engine_stand_in import engine_stand_in
+from support.engines.engine_stand_in import Engine
 
 from adapters.packed import read_packed
 from cluster.agent import worker_agent
@@ -355,7 +355,7 @@ async def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAda
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 0.2)
     monkeypatch.setattr(worker_agent.os, "_exit", exits.append)
 
-    async with engine_stand_in() as engine:
+    async with Engine().served() as engine:
         agent = StuckAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
         with pytest.raises(SystemExit):
             async with asyncio.timeout(30):

@@ -13,8 +13,9 @@ import aiohttp
 import pytest
 from support.adapters.held_adapters import until
 from support.clusters.dns_server import DnsServer, dns_server
-from support.clusters.paired_agents import Engine, Peer, running, state_where
+from support.clusters.paired_agents import Peer, running, state_where
 from support.commands import SMALL_LLAMA
+from support.engines.engine_stand_in import Engine
 
 from cluster.agent import worker_agent
 from cluster.agent.engine_spec import engine_spec

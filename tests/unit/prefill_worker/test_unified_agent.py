@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import until
-from support.clusters.paired_agents import Engine, running
+from support.clusters.paired_agents import running
 from support.commands import SMALL_LLAMA
+from support.engines.engine_stand_in import Engine
 
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb

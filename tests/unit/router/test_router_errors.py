@@ -117,6 +117,7 @@ def test_engine_answer_that_is_no_json() -> None:
     assert engine_error(502, b"<html>", "d0").http_status == 502
 
 
+NUMBER = "{'type': 'x', 'loc': ('body', 'top_p'), 'msg': 'Input is no number', 'input': 's3cret'}"
 PROBLEM = "{'type': 'x', 'loc': ('body',), 'msg': 'Value error, bad \\'it\\'', 'input': {'lora_path': 's3cret'}}"
 
 
@@ -127,10 +128,12 @@ PROBLEM = "{'type': 'x', 'loc': ('body',), 'msg': 'Value error, bad \\'it\\'', '
         ("Failed: [08:50:50] /project/cpp/schema.cc:2999: minLength must be\n", "Failed: minLength must be"),
         ("No adapter of /srv/a.py is here", "No adapter of /srv/a.py is here"),  # no place in a source
         (f"1 validation error:\n  {PROBLEM}\n\n  Endpoint: POST /v1/completions [{PROBLEM}]", "bad 'it'"),
+        (f"1 validation error:\n  {NUMBER}\n\n  Endpoint: x [{NUMBER}]", "top_p: Input is no number"),
     ],
 )
 def test_an_engine_s_words_are_made_those_of_the_client(message: str, said: str) -> None:
-    assert str(engine_error(400, json.dumps({"message": message, "code": 400}).encode(), "d0")).strip() == said
+    error = engine_error(400, json.dumps({"message": message, "code": 400}).encode(), "d0")
+    assert (str(error).strip(), error.param) == (said, "top_p" if "top_p" in said else None)
 
 
 def test_a_validation_dump_that_cannot_be_read_hides_the_request() -> None:

@@ -143,7 +143,7 @@ def peak_bytes(pid: int) -> int:
 
 _HANGING = """
 import sys, time
-from adapters.catalog.cached import CachedResolver
+from adapters.catalog.sql.cached import CachedResolver
 import cli.main, router.revisions.adapter_service, router.revisions.configured_adapters
 
 def hang(*_, **__):

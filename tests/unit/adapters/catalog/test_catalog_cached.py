@@ -8,10 +8,9 @@ import pytest
 from support.adapters.catalog_databases import add, content
 from support.waiting import wait_until
 
-from adapters.catalog import cached
-from adapters.catalog.cached import CachedResolver
 from adapters.catalog.records import AdapterRevision
-from adapters.catalog.sql import SqlCatalog
+from adapters.catalog.sql import SqlCatalog, cached
+from adapters.catalog.sql.cached import CachedResolver
 from adapters.errors import AdapterNotFound, CatalogUnavailable, InvalidReference
 from adapters.identity import AdapterReference
 

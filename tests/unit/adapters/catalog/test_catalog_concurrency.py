@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC, datetime
 
 import psycopg
@@ -104,12 +104,9 @@ def at_once(catalog: SqlCatalog, database: CatalogDatabase):
         barrier = threading.Barrier(len(works))
 
         def one(number: int) -> object:
-            own = SqlCatalog(database.url)
-            try:
+            with closing(SqlCatalog(database.url)) as own:
                 barrier.wait()
                 return works[number](number, own)
-            finally:
-                own.close()
 
         with ThreadPoolExecutor(len(works)) as pool:
             return list(pool.map(one, range(len(works))))

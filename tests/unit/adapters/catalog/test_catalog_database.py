@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 from support.adapters.catalog_databases import add
 
-from adapters.catalog.sql import SqlCatalog, engines
+from adapters.catalog.sql import SqlCatalog, drivers
 from adapters.catalog.sql import database as database_module
 from adapters.errors import CatalogTooNew, CatalogUnavailable
 
@@ -45,8 +45,8 @@ def test_a_writer_waits_for_another_process(catalog, database):
 
 
 def test_a_writer_does_not_wait_for_ever(database, monkeypatch):
-    monkeypatch.setattr(engines, "LOCK_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(engines, "SQLITE_LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(drivers, "LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(drivers, "SQLITE_LOCK_TIMEOUT_S", 0.05)
     monkeypatch.setattr(database_module, "_ATTEMPTS", 3)
     SqlCatalog.open(database.url).close()
     catalog = SqlCatalog(database.url)

@@ -96,11 +96,3 @@ def test_a_tenant_on_either_side_ends_it(catalog: SqlCatalog):
     right = replace(right_to(catalog), tenants=("ops", "acme"))
     catalog.tenants.remove("ops")
     refused(catalog, right, CHANGES["alias"], "the tenant 'ops' was deleted")
-
-
-def test_the_catalog_itself_stays_without_limits(catalog: SqlCatalog):
-    populate(catalog)
-    right = right_to(catalog)
-    remove_tenant(catalog)
-    refused(catalog, right, CHANGES["import"], "was deleted")
-    assert add(catalog, "bot", 3, tenant="acme").number == 1

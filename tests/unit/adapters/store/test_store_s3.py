@@ -4,15 +4,16 @@ import logging
 import os
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from aiohttp import web
 from support.adapters.s3_server import BUCKET
 from support.adapters.stored_objects import num_incoming, revision, source
+from support.in_thread import in_thread
+from support.routers.served_routes import served
 
 from adapters.store import S3Access, StoreUnavailable, open_store
 from adapters.store.envelope import ENVELOPE_BYTES
@@ -122,21 +123,12 @@ def test_an_endpoint_that_refuses_or_is_silent():
 def test_failures_are_tried_again_so_often():
     seen: list[str] = []
 
-    class Failing(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
-            seen.append(self.path)
-            self.send_response(503)
-            self.end_headers()
+    async def fail(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        return web.Response(status=503)
 
-        do_GET = do_HEAD
-
-        def log_message(self, *_args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        patient = access_to(server.server_address[1], max_attempts=3)
+    with in_thread(served([web.get("/{path:.*}", fail)])) as url:
+        patient = access_to(int(url.rpartition(":")[2]), max_attempts=3)
         with pytest.raises(StoreUnavailable, match="s3://adapters/retries failed at"):
             open_store("s3://adapters/retries", patient).exists(revision(1))
-        server.shutdown()
     assert 3 <= len(seen) <= 6

@@ -9,98 +9,57 @@ from pathlib import Path
 
 import grpc
 import pytest
-from aiohttp import web
-from support.clusters.paired_agents import decode_agent, state_where
-from support.routers.served_routes import served
+from support.clusters.paired_agents import decode_agent, engine_is, ready, state_where
+from support.engines.engine_stand_in import Engine
+from support.waiting import until
 
 from cluster.agent import worker_agent
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
-from cluster.control.service import serve_control
 from decode_worker.agent import DecodeAgent
 from engine.arguments import EngineSpec
 from engine.client import EngineClient
-from engine.supervisor import EngineSnapshot, EngineStatus
+from engine.supervisor import EngineStatus
 
 
-class Engine:
-    """Says how many requests it runs."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.status = 200
-        self.asked = asyncio.Event()
-
-    async def loads(self, _request: web.Request) -> web.Response:
-        self.asked.set()
-        rank = {
-            "num_running_reqs": self.running,
-            "num_waiting_reqs": 0,
-            "num_used_tokens": 0,
-            "max_total_num_tokens": 64,
-        }
-        return web.json_response({"loads": [rank]}, status=self.status)
-
-    async def asked_again(self) -> None:
-        self.asked.clear()
-        async with asyncio.timeout(30):
-            await self.asked.wait()
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_agent, "_LOAD_POLL_BUSY_S", 0.02)
+    monkeypatch.setattr(worker_agent, "_IDLE_FOR_S", 0.1)
 
 
 @asynccontextmanager
-async def draining_agent(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, **worker
-) -> AsyncIterator[tuple[DecodeAgent, WorkerControlStub, Engine]]:
+async def draining_agent(folder: Path, **worker) -> AsyncIterator[tuple[DecodeAgent, WorkerControlStub, Engine]]:
     """A decode agent that is ready, its control service, and its engine."""
-    monkeypatch.setattr(worker_agent, "_LOAD_POLL_BUSY_S", 0.02)
-    monkeypatch.setattr(worker_agent, "_IDLE_FOR_S", 0.1)
     agent, engine = decode_agent(folder, **worker), Engine()
-    async with (
-        served([web.get("/v1/loads", engine.loads)]) as url,
-        serve_control(agent),
-        grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel,
-    ):
-        agent.engine = EngineClient(url)
-        readiness = asyncio.create_task(agent._follow_readiness())
-        engine_is(agent, EngineStatus.UP, "one")
-        try:
-            yield agent, WorkerControlStub(channel), engine
-        finally:
-            readiness.cancel()
-            await asyncio.gather(readiness, return_exceptions=True)
-            await agent.engine.aclose()
+    async with ready(agent, engine) as control:
+        yield agent, control, engine
 
 
-def engine_is(agent: DecodeAgent, status: EngineStatus, incarnation: str = "") -> None:
-    agent._ready_incarnation = incarnation  # warm
-    agent._engine_changed(EngineSnapshot(status, incarnation, (), 0, ""))
-
-
-async def test_it_is_out_of_service_at_once_and_drained_when_idle(tmp_path: Path, monkeypatch):
-    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
-        await state_where(agent, ready=True)
-        engine.running = 2
+async def test_it_is_out_of_service_at_once_and_drained_when_idle(tmp_path: Path):
+    async with draining_agent(tmp_path) as (agent, control, engine):
+        engine.num_running = 2
         drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
         await state_where(agent, draining=True, ready=True, reason="draining")
         for _ in range(10):  # longer than an idle engine would take
             await engine.asked_again()
         assert not drain.done()
-        engine.running = 0
+        engine.num_running = 0
         assert (await drain).idle
         assert agent.hub.state.draining  # it stays out of service
         assert (await control.Drain(pb.DrainRequest(deadline_s=30))).idle
 
 
-async def test_at_the_deadline_it_says_that_it_is_not_idle(tmp_path: Path, monkeypatch):
-    async with draining_agent(tmp_path, monkeypatch, drain_timeout_s=0.2) as (agent, control, engine):
-        engine.running = 1
+async def test_at_the_deadline_it_says_that_it_is_not_idle(tmp_path: Path):
+    async with draining_agent(tmp_path, drain_timeout_s=0.2) as (agent, control, engine):
+        engine.num_running = 1
         assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 30)).idle  # the worker's own timeout
         assert agent.hub.state.draining
 
 
-async def test_an_engine_that_is_slow_to_answer_is_not_taken_for_idle(tmp_path: Path, monkeypatch):
-    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
-        engine.running, engine.status = 1, 500
+async def test_an_engine_that_is_slow_to_answer_is_not_taken_for_idle(tmp_path: Path):
+    async with draining_agent(tmp_path) as (agent, control, engine):
+        engine.num_running, engine.loads_status = 1, 500
         drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
         for _ in range(10):
             await engine.asked_again()
@@ -109,10 +68,10 @@ async def test_an_engine_that_is_slow_to_answer_is_not_taken_for_idle(tmp_path: 
         assert (await drain).idle
 
 
-async def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path, monkeypatch):
-    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+async def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path):
+    async with draining_agent(tmp_path) as (agent, control, engine):
         assert not (await control.Undrain(pb.UndrainRequest())).was_draining
-        engine.running = 1
+        engine.num_running = 1
         drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
         await state_where(agent, draining=True)
         assert (await control.Undrain(pb.UndrainRequest())).was_draining
@@ -120,8 +79,8 @@ async def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path, monkeypa
         await state_where(agent, draining=False, ready=True, reason="")
 
 
-async def test_it_stays_drained_when_its_engine_restarts(tmp_path: Path, monkeypatch):
-    async with draining_agent(tmp_path, monkeypatch) as (agent, control, _):
+async def test_it_stays_drained_when_its_engine_restarts(tmp_path: Path):
+    async with draining_agent(tmp_path) as (agent, control, _):
         await control.Drain(pb.DrainRequest(deadline_s=30))
         engine_is(agent, EngineStatus.DOWN)
         engine_is(agent, EngineStatus.UP, "two")
@@ -145,14 +104,12 @@ async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Pa
     monkeypatch.setattr(worker_agent, "EngineSupervisor", EngineSupervisorStandIn)
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 1e6)  # it would end the tests
     agent, engine = decode_agent(tmp_path, drain_timeout_s=2.0), Engine()
-    async with served([web.get("/v1/loads", engine.loads)]) as url:
-        monkeypatch.setattr(EngineSpec, "client", lambda _spec: EngineClient(url))
+    async with engine.served():
+        monkeypatch.setattr(EngineSpec, "client", lambda _spec: EngineClient(engine.url))
         run = asyncio.create_task(agent.run())
-        async with asyncio.timeout(10):
-            while signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # noqa: ASYNC110 it tells nobody
-                await asyncio.sleep(0.01)
+        await until(lambda: signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
         engine_is(agent, EngineStatus.UP, "one")
-        engine.running = 1
+        engine.num_running = 1
         began_at = asyncio.get_running_loop().time()
         os.kill(os.getpid(), signal.SIGTERM)
         await state_where(agent, draining=True)
@@ -165,8 +122,8 @@ async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Pa
         assert asyncio.get_running_loop().time() - began_at >= 2.0
 
 
-async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, monkeypatch):
-    async with draining_agent(tmp_path, monkeypatch) as (agent, control, engine):
+async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path):
+    async with draining_agent(tmp_path) as (agent, control, engine):
 
         async def change(role: int, deadline_s: float = 30) -> grpc.StatusCode:
             fields = {"deadline_s": deadline_s, "give_back_after_s": 0.3, "even_last": True}
@@ -180,7 +137,7 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, 
         agent.successor = lambda _role: agent
         assert await change(pb.ROLE_UNIFIED) is grpc.StatusCode.FAILED_PRECONDITION
         assert await change(pb.ROLE_DECODE) is grpc.StatusCode.OK  # it is one
-        engine.running = 1
+        engine.num_running = 1
         assert await change(pb.ROLE_PREFILL, 0.2) is grpc.StatusCode.DEADLINE_EXCEEDED
         assert not agent.hub.state.draining  # it takes requests again
         assert agent._next_role.empty()
@@ -193,15 +150,15 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path, 
         call.cancel()  # that router has ended
         await state_where(agent, draining=False, gives_back=False)
         assert agent._next_role.empty()
-        engine.running = 0
+        engine.num_running = 0
         assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.OK
         assert agent.hub.state.draining
         assert agent._next_role.get_nowait() == "prefill"
 
 
-async def test_the_load_of_the_engine_is_published(tmp_path: Path, monkeypatch):
-    async with draining_agent(tmp_path, monkeypatch) as (agent, _, engine):
-        engine.running = 2
+async def test_the_load_of_the_engine_is_published(tmp_path: Path):
+    async with draining_agent(tmp_path) as (agent, _, engine):
+        engine.num_running = 2
         polling = asyncio.create_task(agent._poll_load(lambda: 7))
         await state_where(agent, progress=7)
         assert agent.hub.state.load.running_requests == 2

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 
 import aiohttp
@@ -12,8 +11,8 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
-from support.clusters.paired_agents import Engine, decode_agent, running
-from support.routers.served_routes import served
+from support.clusters.paired_agents import decode_agent, running
+from support.engines.engine_stand_in import Engine
 
 from cluster.agent.engine_metrics import FRESH_S, EngineMetrics
 from cluster.config.workers import ENGINE_METRICS_PATH
@@ -44,10 +43,8 @@ class Scraped(Engine):
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
         return web.Response(body=encoder(self.registry), headers={"content-type": content_type}, status=self.status)
 
-    @asynccontextmanager
-    async def served(self) -> AsyncIterator[Scraped]:
-        async with served([web.get("/metrics", self.metrics)]) as self.url:
-            yield self
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get("/metrics", self.metrics)]
 
 
 async def test_one_question_serves_all_who_ask_within_a_second():
@@ -95,23 +92,19 @@ async def test_whoever_asks_first_may_leave():
 
 
 async def test_the_client_bounds_size_and_time(monkeypatch: pytest.MonkeyPatch):
-    async with Scraped().served() as engine:
-        client = EngineClient(engine.url)
-        try:
-            page = await client.metrics()
-            assert b'sglang:num_queue_reqs{model_name="demo"} 3.0' in page
-            monkeypatch.setattr(client_module, "MAX_METRICS_BYTES", len(page) - 1)
-            with pytest.raises(EngineRefused, match=f"more than {len(page) - 1} bytes"):
-                await client.metrics()
-            engine.status = 500
-            with pytest.raises(EngineRefused, match="/metrics answered 500"):
-                await client.metrics()
-            engine.is_silent = True
-            monkeypatch.setattr(client_module, "_METRICS_TIMEOUT_S", 0.05)
-            with pytest.raises(EngineUnreachable):
-                await client.metrics()
-        finally:
-            await client.aclose()
+    async with Scraped().served() as engine, aclosing(EngineClient(engine.url)) as client:
+        page = await client.metrics()
+        assert b'sglang:num_queue_reqs{model_name="demo"} 3.0' in page
+        monkeypatch.setattr(client_module, "MAX_METRICS_BYTES", len(page) - 1)
+        with pytest.raises(EngineRefused, match=f"more than {len(page) - 1} bytes"):
+            await client.metrics()
+        engine.status = 500
+        with pytest.raises(EngineRefused, match="/metrics answered 500"):
+            await client.metrics()
+        engine.is_silent = True
+        monkeypatch.setattr(client_module, "_METRICS_TIMEOUT_S", 0.05)
+        with pytest.raises(EngineUnreachable):
+            await client.metrics()
 
 
 async def test_the_agent_answers_for_its_engine(tmp_path: Path):

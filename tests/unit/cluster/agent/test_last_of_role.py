@@ -9,23 +9,21 @@ from typing import Any
 
 import grpc
 import pytest
-from aiohttp import web
-from support.clusters.paired_agents import Peer, state_where
+from support.clusters.paired_agents import Peer, ready
+from support.clusters.served_agent import serving
 from support.commands import SMALL_LLAMA
-from support.routers.served_routes import served
+from support.engines.engine_stand_in import Engine
+from support.waiting import meanwhile, until
 
 from cluster.agent import worker_agent
 from cluster.agent.engine_spec import engine_spec
 from cluster.agent.peers import Peers
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.control_pb2_grpc import WorkerControlStub, add_WorkerControlServicer_to_server
-from cluster.control.service import serve_control
+from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
-from engine.client import EngineClient
 from engine.hooks.hook import SWITCHING
-from engine.supervisor import EngineSnapshot, EngineStatus
 
 WORKERS = {"d0": "decode", "d1": "decode", "p": "prefill"}
 REFUSED = "d0 is the last decode worker that takes requests"
@@ -44,26 +42,10 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterConfig:
 @asynccontextmanager
 async def agent_of(config: ClusterConfig, name: str) -> AsyncIterator[DecodeAgent]:
     """A decode worker's agent, which follows the others. Its engine is up and idle."""
-
-    async def loads(_request: web.Request) -> web.Response:
-        counts = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
-        return web.json_response({"loads": [{**dict.fromkeys(counts, 0), "max_total_num_tokens": 64}]})
-
     agent = DecodeAgent(config, name, config.model.path / name)
     agent.successor = lambda _role: agent
-    async with served([web.get("/v1/loads", loads)]) as url, serve_control(agent):
-        agent.engine = EngineClient(url)
-        tasks = [asyncio.create_task(work) for work in (agent._follow_readiness(), agent.peers.run())]
-        agent._ready_incarnation = "one"  # warm
-        agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
-        await state_where(agent, ready=True)
-        try:
-            yield agent
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await agent.engine.aclose()
+    async with ready(agent, Engine()):
+        yield agent
 
 
 async def ask(agent: DecodeAgent, **fields: Any) -> str:
@@ -102,14 +84,11 @@ async def test_it_leaves_only_if_another_one_stays(
     async with AsyncExitStack() as stack:
         for peer in (other, prefill):
             if peer is prefill or state is not None:
-                server = grpc.aio.server()
-                add_WorkerControlServicer_to_server(peer, server)
-                server.add_insecure_port(f"127.0.0.1:{config.workers[peer.description.name].control_port}")
-                await server.start()
-                stack.push_async_callback(server.stop, 0)
+                port = config.workers[peer.description.name].control_port
+                await stack.enter_async_context(serving(peer, f"127.0.0.1:{port}"))
         agent = await stack.enter_async_context(agent_of(config, "d0"))
         seen: list[bool] = []
-        watching = asyncio.create_task(draining_states(agent, seen))
+        await stack.enter_async_context(meanwhile(draining_states(agent, seen)))
         await agent_knows(agent, "p")
         if state is not None:
             await agent_knows(agent, "d1")
@@ -124,13 +103,11 @@ async def test_it_leaves_only_if_another_one_stays(
             assert not agent.hub.state.leaves_role
             assert await ask(agent, even_last=True) == ""
             assert agent.hub.state.draining
-        watching.cancel()
 
 
 async def agent_knows(agent: DecodeAgent, name: str) -> None:
-    async with asyncio.timeout(60):
-        while name not in agent.peers._known or agent.peers._known[name].description is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    known = agent.peers._known
+    await until(lambda: name in known and known[name].description is not None, 60)
 
 
 async def test_two_at_once_never_both_leave(config: ClusterConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 from support.clusters.certificates import authority, expired, issued
+from support.waiting import meanwhile
 
 from cluster.agent.peers import Peer
 from cluster.control import control_pb2 as pb
@@ -288,12 +289,10 @@ async def test_a_peer_is_watched_over_tls(ca: Authority):
             name="d", endpoint=Endpoint(address, "decode", "d"), describe=lambda _: None, lost=lambda: None
         )
         peer = Peer(contact, changed.set, Transport(issued(ca, "prefill", "p")))  # type: ignore[arg-type]
-        task = asyncio.create_task(peer.run())
-        await asyncio.wait_for(changed.wait(), 10)
-        assert peer.state is not None
-        assert not peer.state.residency.resident  # of 100,000 adapters it has no use for one
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with meanwhile(peer.run()):
+            await asyncio.wait_for(changed.wait(), 10)
+            assert peer.state is not None
+            assert not peer.state.residency.resident  # of 100,000 adapters it has no use for one
     assert peer.description is not None
     assert peer.description.name == "d"
 

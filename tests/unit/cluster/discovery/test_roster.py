@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
+from support.waiting import meanwhile, until
 
 from cluster.control import control_pb2 as pb
 from cluster.discovery.roster import Contact, Roster
@@ -99,11 +100,9 @@ async def running_roster(
     roster: Roster[Follower] = Roster(
         sources, owner, model=MODEL, max_workers=max_workers, forget_after_s=forget_after_s
     )
-    running = asyncio.create_task(roster.run())
-    await settle()
-    yield roster, owner, source
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with meanwhile(roster.run()):
+        await settle()
+        yield roster, owner, source
     assert not any(follower.is_running for follower in owner.followers.values())
 
 
@@ -229,9 +228,7 @@ async def test_a_silent_worker_is_forgotten_in_time_unless_it_is_listed():
             owner.followers[address].contact.lost()
         assert owner.members == {"d0": A, "d1": B, "listed": C}
         owner.followers[B].describe("d1")
-        async with asyncio.timeout(10):
-            while "d0" in owner.members:  # noqa: ASYNC110 nobody tells
-                await asyncio.sleep(0.01)
+        await until(lambda: "d0" not in owner.members)
         assert loop.time() - began_at >= 0.1
         assert owner.members == {"d1": B, "listed": C}
         assert not roster.is_settled

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import pytest
+from support.waiting import until
 
 from cluster.local import process_watch
 from cluster.local.process_watch import ProcessWatch
@@ -82,8 +83,7 @@ async def test_only_the_one_that_hangs_is_ended(monkeypatch):
         return os.getpid() if name == "starting" else pid(processes[name])  # which starts for long, and is no hang
 
     async with watched(urls, pid_of, [*processes.values()]) as (watch, reports):
-        while len(answering(watch)) < 2:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until(lambda: len(answering(watch)) == 2, WITHIN_S)
         os.kill(processes["p0"].pid, signal.SIGSTOP)
         assert await processes["p0"].wait() == -signal.SIGKILL
         assert reports == ["p0 hangs; ending it"]
@@ -123,7 +123,6 @@ async def test_a_new_process_is_watched_as_soon_as_it_answers(monkeypatch):
         await asyncio.sleep(0.2)
         assert not answering(watch)
         processes.append(await started(SERVER, str(port)))
-        while not answering(watch):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+        await until(lambda: answering(watch), WITHIN_S)
         await asyncio.sleep(0.5)
         assert watch._watched["router"].num_answers == 1  # then rarely

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.router_stand_ins import (
     ClusterStandIn,
-    answers,
     eventually,
     hangs,
     post_bytes,
@@ -121,19 +120,3 @@ class TestBadInput:
         ):
             _, answer, _ = await ask(cluster, method, path, data=b"{}" if method == "POST" else None)
             assert answer["error"]["message"].endswith(remedy), answer
-
-    async def test_engine_validation_text_is_made_readable(self) -> None:
-        dump = (
-            "1 validation error:\n  {'type': 'float_parsing', 'loc': ('body', 'top_p'), "
-            "'msg': 'Input should be a valid number, unable to parse string as a number', 'input': 'hot'}\n\n"
-            "  Endpoint: POST /v1/completions [{'type': 'float_parsing', 'loc': ('body', 'top_p'), ...}]"
-        )
-        error = {"object": "error", "message": dump, "type": "Bad Request", "param": None, "code": 400}
-        async with running_cluster() as cluster:
-            cluster.prefill[0].engine.behaviours = [answers(400, error)]
-            cluster.decode[0].engine.behaviours = [answers(400, error)]
-            status, answer, _ = await cluster.post(prompt="Hi", top_p=0.5)
-            assert status == 400
-            assert answer["error"]["param"] == "top_p"
-            said = "top_p: Input should be a valid number, unable to parse string as a number"
-            assert answer["error"]["message"] == said

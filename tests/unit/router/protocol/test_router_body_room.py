@@ -14,7 +14,7 @@ from router.api import request_flow
 from router.errors import TooManyBytes
 from router.generation.engine_bodies import reader_body
 from router.protocol.field_values import Limits
-from router.protocol.request_body import BodyBudget, BodyShare
+from router.protocol.request_body import BodyBudget
 from router.protocol.validation import Endpoint, validate
 
 LONG = "word " * 40_000
@@ -52,11 +52,11 @@ async def test_bytes_count_from_their_arrival_until_the_client_leaves() -> None:
 
 def test_a_share_is_given_back_whatever_happens() -> None:
     budget = BodyBudget(100)
-    with BodyShare(budget.room, "acme") as share:
-        share.take(30)
-        share.take(30)
+    with budget.room.growing("acme") as take:
+        take(30)
+        take(30)
         with pytest.raises(TooManyBytes, match="takes 101 bytes of requests' bodies, and this router may have 100"):
-            share.take(41)
+            take(41)
         assert budget.room.num_held == 60
     assert budget.room.num_held == 0
 

@@ -9,7 +9,7 @@ import torch
 from support.training.small_runs import make_model
 from support.training.trainer import KillableTrainer, RawClient, make_service, served
 
-from cluster.local.demo import make_toy
+from cluster.local.demo import make_demo
 from training.runs.base import LoadedBase, load_base
 
 _NUMBERS = itertools.count()
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def trainer(tmp_path: Path) -> Iterator[KillableTrainer]:
     """In a process of its own."""
-    found = KillableTrainer(make_toy(tmp_path / "toy"), tmp_path / "trainer")
+    found = KillableTrainer(make_demo(tmp_path / "toy"), tmp_path / "trainer")
     found.start()
     yield found
     found.kill()

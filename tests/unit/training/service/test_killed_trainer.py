@@ -11,7 +11,7 @@ from support.in_thread import in_thread
 from support.router_stand_ins import running_cluster
 from support.training.trainer import ADAM, KillableTrainer, sdk_data, states
 
-from cluster.local.demo import make_toy
+from cluster.local.demo import make_demo
 
 STEPS = 6
 
@@ -46,7 +46,7 @@ def run(url: str, disturb: Callable[[str], None]) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # three starts, and the SDK's pauses between retries
 def test_kills_change_no_bit(tmp_path: Path):
-    trainer = KillableTrainer(make_toy(tmp_path / "toy"), tmp_path / "trainer", authority(tmp_path / "ca"))
+    trainer = KillableTrainer(make_demo(tmp_path / "toy"), tmp_path / "trainer", authority(tmp_path / "ca"))
     trainer.start()
     with in_thread(running_cluster(0, 0, trainer=trainer.address)) as router:
         check_kills(router.url, trainer)

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from support.training.trainer import KillableTrainer, RawClient, data, states
 
-from cluster.local.demo import make_toy
+from cluster.local.demo import make_demo
 from training.service import tinker_pb2 as pb
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -148,7 +148,7 @@ def run(config: Path, folder: Path, chosen: random.Random | None) -> tuple[Any, 
 def test_a_rough_run_is_a_calm_run(tmp_path: Path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    config = make_toy(tmp_path / "toy")
+    config = make_demo(tmp_path / "toy")
     calm_results, calm_states, _ = run(config, tmp_path / "calm", None)
     results, found, counts = run(config, tmp_path / "rough", random.Random(seed))
     print(dict(counts))

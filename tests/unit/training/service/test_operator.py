@@ -12,7 +12,7 @@ from support.training.trainer import SECRET, RawClient, data, make_service, serv
 from support.waiting import wait_until
 
 from cli.main import main
-from cluster.local.demo import make_toy
+from cluster.local.demo import make_demo
 from training.runs.base import LoadedBase
 from training.service.identity import CallsOfRouter, headers_of_router
 
@@ -30,7 +30,7 @@ def trainer(base: LoadedBase, folder: Path) -> Iterator[str]:
 @pytest.fixture
 def command(trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs `prelude trainer …`; its exit status, and what it prints as JSON."""
-    config = make_toy(tmp_path / "toy")
+    config = make_demo(tmp_path / "toy")
     (tmp_path / "key").write_text(SECRET)
 
     def run(*words: str, url: str = trainer, **key: Path) -> tuple[int, Any]:

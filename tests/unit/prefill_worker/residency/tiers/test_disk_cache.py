@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from support.adapters.full_disk import files_of_at_most
 from support.adapters.held_adapters import StoredAdapters, Worker, running_worker, until
 from support.descriptors import no_descriptors
-from support.engines.engine_stand_in import engine_stand_in
+from support.engines.engine_stand_in import Engine
 
 from adapters.errors import AdapterError, HostExhausted
 from adapters.store import Envelope, StoreCorrupt
@@ -49,7 +49,7 @@ async def test_an_agent_without_descriptors_keeps_its_disk_cache(stored: StoredA
 
 async def test_a_restarted_agent_has_its_disk_cache(stored: StoredAdapters, tmp_path: Path):
     a, b, c = stored.ids[:3]
-    async with engine_stand_in() as engine:
+    async with Engine().served() as engine:
         async with running_worker(stored, tmp_path, engine=engine) as worker:
             await worker.load(a, b, c)
         engine.held.clear()

@@ -5,9 +5,9 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from adapters.catalog.records import AdapterRevision, Change
+from adapters.catalog.sql.catalog import SqlCatalog
 from adapters.errors import AdapterNotFound, CatalogUnavailable
 from adapters.identity import AdapterReference
 
@@ -21,16 +21,6 @@ _Adapter = tuple[str, str]  # tenant and name
 _Outcome = AdapterRevision | str  # or the message of AdapterNotFound
 
 
-class ResolvableCatalog(Protocol):
-    """The methods of a catalog that the cache uses. Each can raise CatalogUnavailable."""
-
-    def resolve_parsed(self, wanted: AdapterReference) -> AdapterRevision: ...
-
-    def last_change(self) -> int: ...
-
-    def changes_since(self, sequence: int, limit: int = 1000) -> Sequence[Change]: ...
-
-
 class CachedResolver:
     """A cache of resolved references, for any number of threads. Between `start` and `close` a thread follows changes.
 
@@ -40,7 +30,7 @@ class CachedResolver:
 
     def __init__(
         self,
-        catalog: ResolvableCatalog,
+        catalog: SqlCatalog,
         *,
         max_entries: int = 100_000,
         clock: Callable[[], float] = time.monotonic,
