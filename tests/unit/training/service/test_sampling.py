@@ -435,7 +435,7 @@ def test_sampling_sessions_leave_nothing_behind(
         wait_until(lambda: len(removed) == 3)  # of the first session, which has made six
         aliases = [f"sampler-{ended}-{number}" for number in (103, 104, 200)] + [f"sampler-{going_on}-300"]
         assert [each for each in left_in(cluster) if each.startswith("sampler-")] == sorted(aliases)
-        assert len(cluster.unified[0].kept) == 3  # the last weights of the first model are stored
+        wait_until(lambda: len(cluster.unified[0].kept) == 3)  # the last weights of the first model are stored
         if end == "finished":
             assert client.post(f"sessions/{ended}/finish", reason={"type": "success"}).status_code == 200
         elif end == "silent":
