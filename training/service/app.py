@@ -83,7 +83,7 @@ class Service:
         self._to_sweep, folder = asyncio.Event(), options.folder
         self._publisher = Publisher(self._commands, options.router, options.secret, self._to_sweep)
         name = self._model_name = options.model_name or options.base_name
-        self._checkpoints = Checkpoints(self._journal, name, folder)
+        self._checkpoints = Checkpoints(self._journal, self._commands.models, name, folder)
         self._models = Models(
             self._commands, self._publisher, self._checkpoints, base.sizes, name, options.max_rank, self._to_sweep
         )

@@ -109,6 +109,7 @@ class Commands:
         self.models: dict[str, LiveModel] = {}
         self.executor = Executor(base, base_name, folder, self, options, turns)
         self._late: dict[tuple[str, int], float] = {}  # missed numbers, and when that was noticed
+        self._leaving: set[str] = set()  # models whose commands are being deleted
         self._stopping = threading.Event()
 
     def start(self, publish: Exported) -> None:
@@ -146,7 +147,15 @@ class Commands:
     async def remove(self, model: str) -> None:
         self.executor.remove_model(model)
         del self.models[model]
-        await asyncio.to_thread(self.journal.remove_model, model)
+        self._leaving.add(model)
+        try:
+            await asyncio.to_thread(self.journal.remove_model, model)
+        finally:
+            self._leaving.discard(model)
+
+    def is_leaving(self, model: str) -> bool:
+        """Whether something of a removed model is still there: another one of its id would take that for its own."""
+        return model not in self.models and (model in self._leaving or self.executor.has(model))
 
     def model(self, tenant: str, model: str) -> LiveModel:
         """Raises NotKnown."""

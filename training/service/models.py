@@ -161,6 +161,8 @@ class Models:
         model = Model(f"{session}:train:{number}", tenant, session, spec, metadata=_bounded(metadata))
         async with self._creating:
             if model.id not in self._commands.models:
+                if self._commands.is_leaving(model.id):
+                    raise Busy(f"{model.id} is being removed; try again, or choose another model_seq_id")
                 count = sum(each.model.tenant == tenant for each in self._commands.models.values())
                 if count >= _MODELS:
                     raise Refused(f"there are {count} models of {tenant}, the limit; close the clients of others")

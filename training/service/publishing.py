@@ -99,7 +99,7 @@ class Publisher:
             fields = {"adapter": pushed.adapter, "alias": pushed.alias, "reason": str(error)}
             log.warning("an alias was not removed", extra={"fields": fields})
             return False
-        await asyncio.to_thread(self._commands.journal.remove, Pushed, pushed.id)
+        await asyncio.to_thread(self._commands.journal.remove, pushed)
         return True
 
     async def _publish(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> None:

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tinker
@@ -735,6 +735,30 @@ def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytes
 
     wait = threading.Event()
     with served(completions(wait=wait)) as url:
+        asyncio.run(sample(url))
+
+
+def test_samples_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
+    """The newest ones; other tenants' are theirs."""
+
+    async def sample(url: str) -> None:
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
+        try:
+            other = start(sampling, "other")
+            size = len(cast(bytes, await sampling.result(other, 30.0)))
+            monkeypatch.setattr(service_sampling, "_KEPT_BYTES", 2 * size)
+            kept = []
+            for seq in range(4):  # of the first three, two may stay when the fourth begins
+                kept.append(start(sampling, "busy", seq))
+                assert isinstance(await sampling.result(kept[-1], 30.0), bytes)
+            with pytest.raises(Gone):
+                await sampling.result(kept[0], 30.0)
+            for each in (other, *kept[1:]):
+                assert isinstance(await sampling.result(each, 30.0), bytes)
+        finally:
+            await sampling.stop()
+
+    with served(completions()) as url:
         asyncio.run(sample(url))
 
 
