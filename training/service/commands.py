@@ -109,7 +109,6 @@ class Commands:
         self.models: dict[str, LiveModel] = {}
         self.executor = Executor(base, base_name, folder, self, options, turns)
         self._late: dict[tuple[str, int], float] = {}  # missed numbers, and when that was noticed
-        self._leaving: set[str] = set()  # models whose commands are being deleted
         self._stopping = threading.Event()
 
     def start(self, publish: Exported) -> None:
@@ -145,17 +144,11 @@ class Commands:
         )
 
     async def remove(self, model: str) -> None:
-        self.executor.remove_model(model)
         del self.models[model]
-        self._leaving.add(model)
         try:
             await asyncio.to_thread(self.journal.remove_model, model)
         finally:
-            self._leaving.discard(model)
-
-    def is_leaving(self, model: str) -> bool:
-        """Whether something of a removed model is still there: another one of its id would take that for its own."""
-        return model not in self.models and (model in self._leaving or self.executor.has(model))
+            self.executor.remove_model(model)  # the last that has it, so that its id is free (`Models.create`)
 
     def model(self, tenant: str, model: str) -> LiveModel:
         """Raises NotKnown."""

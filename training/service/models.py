@@ -161,7 +161,7 @@ class Models:
         model = Model(f"{session}:train:{number}", tenant, session, spec, metadata=_bounded(metadata))
         async with self._creating:
             if model.id not in self._commands.models:
-                if self._commands.is_leaving(model.id):
+                if self._commands.executor.has(model.id):  # the next one would take its snapshot for its own
                     raise Busy(f"{model.id} is being removed; try again, or choose another model_seq_id")
                 count = sum(each.model.tenant == tenant for each in self._commands.models.values())
                 if count >= _MODELS:
