@@ -24,6 +24,7 @@ PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, value BLOB NOT NULL,
     PRIMARY KEY (kind, id));
+CREATE INDEX IF NOT EXISTS records_of_tenants ON records (kind, tenant);
 CREATE TABLE IF NOT EXISTS commands (model TEXT NOT NULL, seq INTEGER NOT NULL, is_of_gradient INTEGER NOT NULL,
     operation BLOB, outcome BLOB, finished REAL, PRIMARY KEY (model, seq));
 DELETE FROM commands WHERE model NOT IN (SELECT id FROM records WHERE kind = 'Model');
