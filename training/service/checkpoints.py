@@ -81,7 +81,7 @@ class Checkpoints:
         if not checkpoint.folder or is_new:
             return
         deleted = folder.with_name(f".{secrets.token_hex(8)}")
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # as if it is gone
             folder.rename(deleted)  # at once, as saves are accepted by this event loop
         await asyncio.to_thread(shutil.rmtree, deleted, ignore_errors=True)
 

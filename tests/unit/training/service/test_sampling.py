@@ -8,11 +8,13 @@ import errno
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -49,7 +51,7 @@ from training.service.app import Service
 from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone
 from training.service.identity import CallsOfRouter, headers_of_router
-from training.service.journal import Model, Pushed, Sampler
+from training.service.journal import Journal, Model, Pushed, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
@@ -521,6 +523,33 @@ def test_an_alias_that_cannot_be_removed_is_tried_again(
             wait_until(lambda: service._journal.all(Pushed) == [])
 
     beside_router(work)
+
+
+async def test_a_tenant_whose_aliases_cannot_be_removed_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as one that has split them. A router that is away is asked a few times only."""
+    journal, tried = Journal(tmp_path / "commands.db"), []
+    publisher = Publisher(SimpleNamespace(journal=journal, models={}), "http://127.0.0.1:9", None, asyncio.Event())  # type: ignore[arg-type]
+
+    def remove(target: PushTarget) -> None:
+        tried.append(target.name)
+        if not target.name.startswith("good/"):
+            raise PushFailed("409 catalog_conflict")
+
+    monkeypatch.setattr(PushTarget, "remove_alias", remove)
+    pushed = {"bad": 100, "good": 5, **{f"bad{number}": 1 for number in range(publishing._FAILURES - 2)}}
+    for tenant, count in pushed.items():
+        for number in range(count):
+            journal.put(Pushed(f"{tenant}:sample:{number}", tenant, "m", "s", f"{tenant}/bot", f"sampler-{number}"))
+    await publisher.clear(())
+    assert Counter(tried) == {"good/bot": 5} | {f"{tenant}/bot": 1 for tenant in pushed if tenant != "good"}
+    for number in range(20):
+        journal.put(Pushed(f"away{number}", f"away{number}", "m", "s", f"away{number}/bot", "sampler-1"))
+    tried.clear()
+    await publisher.clear(())
+    assert len(tried) == publishing._FAILURES
+    journal.close()
 
 
 def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
