@@ -84,7 +84,7 @@ class Publisher:
             if pushed.id not in pushes and not (is_used and newest[pushed.session] <= _ALIASES):
                 due[pushed.tenant].append(pushed)
         failures = 0
-        # One that is always refused holds no other up. Its tenant may have seen to that, so tenants come before aliases.
+        # One that is always refused holds no other up. Its tenant may have seen to that: each has one failure.
         for own in random.sample(list(due.values()), len(due)):
             random.shuffle(own)
             while own and failures < _FAILURES:
