@@ -180,6 +180,7 @@ class Service:
         while True:
             try:
                 await self._models.sweep(time.monotonic())
+                self._sampling.keep(self._models.sessions)
             except Exception:
                 log.exception("sessions were not looked through")
             with contextlib.suppress(TimeoutError):

@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Collection
 from typing import Any
 
 from msgspec.structs import replace
@@ -66,6 +67,11 @@ class Models:
         self._creating, self._sweeping = asyncio.Lock(), asyncio.Lock()
 
     # Sessions
+
+    @property
+    def sessions(self) -> Collection[str]:
+        """Those that go on."""
+        return self._seen_s.keys()
 
     async def create_session(self, tenant: str, _request: CreateSession) -> Answer:
         if self._journal.count(Session, tenant) >= _SESSIONS:

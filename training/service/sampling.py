@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -80,6 +80,12 @@ class Sampling:
             raise Gone(f"{request_id[:80]!r} is not known any more; sample again")
         done, _ = await asyncio.wait([future.task], timeout=within_s)
         return future.task.result() if done else None
+
+    def keep(self, sessions: Collection[str]) -> None:
+        """Forget what was sampled in other sessions, which have ended: nobody can ask for it any more."""
+        for request_id, future in list(self._futures.items()):
+            if future.task.done() and request_id.partition(":")[0] not in sessions:
+                del self._futures[request_id]
 
     def _drop_old(self, tenant: str) -> None:
         own = {each: future.task for each, future in self._futures.items() if future.tenant == tenant}

@@ -791,6 +791,52 @@ def test_samples_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatc
         asyncio.run(sample(url))
 
 
+def test_samples_go_with_their_session(routed: LoadedBase, folder: Path):
+    """Those of one that goes on stay."""
+
+    def work(cluster: ClusterStandIn) -> None:
+        service = make_service(routed, folder, cluster.url, MODEL)
+        with served(service.app()) as url:
+            client = RawClient(url, KEY)
+            futures = service._sampling._futures
+            asked = {"seq_id": 0, "prompt": {"chunks": [{"tokens": [3]}]}, "sampling_params": {"max_tokens": 1}}
+            sessions = [client.session() for _ in range(2)]
+            for session in sessions:
+                new = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
+                begun = client.post("create_sampling_session", **new)
+                sampler = begun.json()["sampling_session_id"]
+                answer = client.retrieve(client.post("asample", sampling_session_id=sampler, **asked))
+                assert answer.headers["content-type"] == "application/x-protobuf"
+            assert [each.partition(":")[0] for each in futures] == sessions
+            client.post(f"sessions/{sessions[0]}/finish", reason={"type": "success"})
+            wait_until(lambda: len(futures) == 1)
+            assert [each.partition(":")[0] for each in futures] == sessions[1:]
+
+    beside_router(work)
+
+
+async def test_what_is_being_sampled_outlasts_its_session():
+    """Its task may end later: then it goes."""
+    wait = threading.Event()
+
+    async def sample(url: str) -> None:
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
+        try:
+            slow, other = start(sampling, "ended", length=2), start(sampling, "other")
+            assert isinstance(await sampling.result(other, 30.0), bytes)
+            sampling.keep({"other"})
+            assert list(sampling._futures) == [slow, other]
+            wait.set()
+            assert isinstance(await sampling.result(slow, 30.0), bytes)
+            sampling.keep({"other"})
+            assert list(sampling._futures) == [other]
+        finally:
+            await sampling.stop()
+
+    with served(completions(wait=wait)) as url:
+        await sample(url)
+
+
 def test_a_sampling_session_never_changes(routed: LoadedBase, folder: Path):
     def work(cluster: ClusterStandIn) -> None:
         with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
