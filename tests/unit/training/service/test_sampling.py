@@ -831,6 +831,7 @@ async def test_what_is_being_sampled_outlasts_its_session():
             sampling.keep({"other"})
             assert list(sampling._futures) == [other]
         finally:
+            wait.set()
             await sampling.stop()
 
     with served(completions(wait=wait)) as url:
