@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.errors import AdapterIncompatible, AdapterTooLarge
+from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterTooLarge
 from adapters.formats import Limits, read_adapter
 from adapters.formats.positions import GivenPositions
 from adapters.model.base_model import BaseModel
-from adapters.model.manifest import Manifest, revision_id_of
+from adapters.model.manifest import Manifest, revision_id_of, revision_id_of_packed
 from adapters.model.serving import EngineDtype
 from adapters.packed.engine_directory import PACKED_NAME
 from adapters.packed.reader import read_packed
@@ -76,10 +76,13 @@ def take_packed(
     dtype: EngineDtype,
     before_writing: BeforeWriting,
     positions: GivenPositions | None = None,
+    *,
+    is_carried: bool = True,
 ) -> PackedSize:
     """A `Packer` of a trainer's directory, which has a packed file: `target` is that file, copied only to another disk.
 
-    Raises AdapterMissing, AdapterMalformed, AdapterIncompatible for another model or dtype, AdapterTooLarge, StoreFull.
+    What has been carried from another place is read, too. Raises AdapterMissing, AdapterMalformed, also for a file that
+    is not what it says, AdapterIncompatible for another model or dtype, AdapterTooLarge, StoreFull.
     """
     source = directory / PACKED_NAME
     packed = read_packed(source)
@@ -90,8 +93,16 @@ def take_packed(
         raise AdapterTooLarge(
             f"packed for engines the adapter has {num_bytes} bytes, and at most {limits.max_bytes} are accepted"
         )
-    manifest = Manifest.from_json(packed.metadata.manifest)
-    before_writing(size := PackedSize(packed.metadata.revision_id, manifest, num_bytes, ()))
+    metadata = packed.metadata
+    if metadata.revision_id != revision_id_of_packed(metadata.manifest, metadata.tensors_sha256):
+        raise AdapterMalformed(  # else it would answer for whichever tenant has that revision
+            f"the trainer's file says {metadata.revision_id}, which is not that of its manifest and "
+            "tensors; save them again"
+        )
+    if is_carried:
+        packed.check_digest()
+    manifest = Manifest.from_json(metadata.manifest)
+    before_writing(size := PackedSize(metadata.revision_id, manifest, num_bytes, ()))
     with disk_full_at(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         try:

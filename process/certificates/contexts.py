@@ -1,7 +1,7 @@
 """TLS contexts that follow their files: a certificate that is replaced serves the next handshake.
 
-Files are looked at when there is a handshake, at most once a second. Those that cannot be used (half written, say, or
-expired) change nothing: what was read before stays, and the log says why.
+Files are looked at when there is a handshake, at most once a second. Those that cannot be used (half written, say,
+expired, or of another process) change nothing: what was read before stays, and the log says why.
 """
 
 import logging
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from process.certificates.expiry import Validity
-from process.certificates.files import CertificateFiles, Checked, check
+from process.certificates.files import CertificateFiles, Checked, check, check_identity
 from process.certificates.identity import CertificateError
 
 log = logging.getLogger(__name__)
@@ -60,6 +60,7 @@ class Following(Generic[_Made]):
         fields = {"certificate": str(self.files.certificate)}
         try:
             checked = check(self.files)
+            self._check_same(checked)
             made = self._make(self.files)
         except (CertificateError, OSError, ssl.SSLError) as error:
             log.error("changed certificate not used", extra={"fields": {**fields, "reason": str(error)}})
@@ -69,6 +70,15 @@ class Following(Generic[_Made]):
         self.checked, self._made, self._signature = checked, made, signature
         self.version += 1
         log.info("certificate loaded again", extra={"fields": fields})
+
+    def _check_same(self, found: Checked) -> None:
+        """Raise CertificateError for the certificate of another process, as which nobody would look for this one."""
+        own = self.checked.identity
+        if self.files.ca is None or own is None:  # for clients, who look for a host's name
+            return
+        if (new := check_identity(self.files, found, own.role, own.name)) != own:
+            domain = f"is of the trust domain {new.trust_domain}, and this process began in {own.trust_domain}"
+            raise CertificateError("certificate", self.files.certificate, f"{domain}; restart it to change that")
 
 
 def server_context(following: Following[ssl.SSLContext]) -> ssl.SSLContext:

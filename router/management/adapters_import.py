@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -207,7 +207,7 @@ class ImportEndpoint:
         revision = await self._read(
             request,
             name,
-            folder,
+            upload,
             lambda library: library.import_directory(
                 name, folder, by=by, moves_latest=False, alias=alias, quota=quota, positions=positions
             ),
@@ -215,16 +215,17 @@ class ImportEndpoint:
         _log_import(revision)
         return revision
 
-    async def _read(self, request: Request, name: str, folder: Path, work: Callable[[AdapterLibrary], T]) -> T:
+    async def _read(self, request: Request, name: str, upload: Upload, work: Callable[[AdapterLibrary], T]) -> T:
         """The result of `work` on the library, which reads the upload's folder."""
         check_not_base_model(name, self._management.backends.model, "name")
         if self._management.is_from_trainer(request):
-            given, work = work, lambda library: given(replace(library, packer=take_packed))
+            packer = partial(take_packed, is_carried=upload.work_folder is not None)
+            given, work = work, lambda library: given(replace(library, packer=packer))
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
             return await self._management.backends.adapters.with_library(work, timeout_s, self._right(request, name))
         except AdapterError as error:
-            raise without_path(error, folder, "the upload") from None
+            raise without_path(error, upload.folder, "the upload") from None
 
     def _right(self, request: Request, name: str) -> Right:
         tenant, _ = split_adapter_name(name)
@@ -239,7 +240,7 @@ class ImportEndpoint:
         folder, positions, quota = upload.folder, given_positions(upload.fields.get(_POSITIONS)), self._quota(name)
         packed = folder / "packed" / "adapter"
         return await self._read(
-            request, name, folder, lambda library: library.pack(name, folder, packed, quota, positions)
+            request, name, upload, lambda library: library.pack(name, folder, packed, quota, positions)
         )
 
     async def _current(self, request: Request, name: str, alias: str) -> AdapterRevision | None:

@@ -19,7 +19,8 @@ def unplaceable_error(revision: AdapterRevision | None, fleet: FleetState) -> Ro
         name = revision.full_name
         return AdapterRevisionGone(
             f"{name}@r{revision.number} ({revision.revision_id}) was kept in workers' memory only, and no worker "
-            f"has it any more; push it again, or go back to an earlier one: `prelude adapters rollback {name}`",
+            "has it any more; push it again, or move the alias back that led to it: "
+            f"`prelude adapters rollback {name}@ALIAS`",
             param="adapter",
         )
     what = "unified worker" if request.positions == "all" else "worker"

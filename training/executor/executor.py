@@ -148,6 +148,11 @@ class Executor:
                 queue.is_removed = True
                 self._changed.notify_all()
 
+    def has(self, model: str) -> bool:
+        """Also one that is removed after the present command."""
+        with self._changed:
+            return model in self._queues
+
     def next_of(self, model: str) -> int:
         """The number of the command that is to be computed next, or is being computed."""
         with self._changed:

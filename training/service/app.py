@@ -83,7 +83,7 @@ class Service:
         self._to_sweep, folder = asyncio.Event(), options.folder
         self._publisher = Publisher(self._commands, options.router, options.secret, self._to_sweep)
         name = self._model_name = options.model_name or options.base_name
-        self._checkpoints = Checkpoints(self._journal, name, folder)
+        self._checkpoints = Checkpoints(self._journal, self._commands.models, name, folder)
         self._models = Models(
             self._commands, self._publisher, self._checkpoints, base.sizes, name, options.max_rank, self._to_sweep
         )
@@ -180,6 +180,7 @@ class Service:
         while True:
             try:
                 await self._models.sweep(time.monotonic())
+                self._sampling.keep(self._models.sessions)
             except Exception:
                 log.exception("sessions were not looked through")
             with contextlib.suppress(TimeoutError):

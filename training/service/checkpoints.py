@@ -1,14 +1,17 @@
 """What clients ask of checkpoints and of the runs that made them. A run ends with its session; checkpoints stay."""
 
 import asyncio
+import contextlib
+import secrets
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from training.executor.operations import Spec
+from training.service.commands import LiveModel
 from training.service.errors import NotKnown, Refused
 from training.service.identity import name_of
 from training.service.journal import Checkpoint, Journal
@@ -24,8 +27,8 @@ Answer = dict[str, Any]  # as JSON
 class Checkpoints:
     """Everything is its tenant's only. All methods raise ServiceError."""
 
-    def __init__(self, journal: Journal, base_name: str, folder: Path) -> None:
-        self._journal, self._base_name, self._folder = journal, base_name, folder
+    def __init__(self, journal: Journal, models: Mapping[str, LiveModel], base_name: str, folder: Path) -> None:
+        self._journal, self._models, self._base_name, self._folder = journal, models, base_name, folder
 
     def get(self, tenant: str, path: str, kind: str) -> Checkpoint:
         found = self._journal.get(Checkpoint, path)
@@ -70,15 +73,22 @@ class Checkpoints:
         await asyncio.to_thread(self._journal.change, Checkpoint, checkpoint.id, expires_s=expires_s)
 
     async def delete(self, checkpoint: Checkpoint) -> None:
-        await asyncio.to_thread(self._journal.remove, Checkpoint, checkpoint.id)
-        if checkpoint.folder:
-            await asyncio.to_thread(shutil.rmtree, self._folder / checkpoint.folder, ignore_errors=True)
+        """One that is saved anew meanwhile stays, with its files."""
+        await asyncio.to_thread(self._journal.remove, checkpoint)
+        path, folder = checkpoint.id, self._folder / checkpoint.folder
+        live = self._models.get(path.split("/")[2])
+        is_new = self._journal.get(Checkpoint, path) is not None or (live is not None and path in live.making.values())
+        if not checkpoint.folder or is_new:
+            return
+        deleted = folder.with_name(f".{secrets.token_hex(8)}")
+        with contextlib.suppress(OSError):  # as if it is gone
+            folder.rename(deleted)  # at once, as saves are accepted by this event loop
+        await asyncio.to_thread(shutil.rmtree, deleted, ignore_errors=True)
 
     async def delete_expired(self) -> None:
         now_s = time.time()
         for checkpoint in await asyncio.to_thread(self._journal.all, Checkpoint):
-            is_over = checkpoint.expires_s is not None and checkpoint.expires_s <= now_s
-            if is_over and self._journal.get(Checkpoint, checkpoint.id) == checkpoint:  # not saved anew meanwhile
+            if checkpoint.expires_s is not None and checkpoint.expires_s <= now_s:
                 await self.delete(checkpoint)
 
 

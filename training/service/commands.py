@@ -144,9 +144,11 @@ class Commands:
         )
 
     async def remove(self, model: str) -> None:
-        self.executor.remove_model(model)
         del self.models[model]
-        await asyncio.to_thread(self.journal.remove_model, model)
+        try:
+            await asyncio.to_thread(self.journal.remove_model, model)
+        finally:
+            self.executor.remove_model(model)  # the last that has it, so that its id is free (`Models.create`)
 
     def model(self, tenant: str, model: str) -> LiveModel:
         """Raises NotKnown."""

@@ -17,11 +17,14 @@ from msgspec.structs import replace
 from training.executor.executor import Command
 from training.executor.operations import Operation, Outcome, Spec, decode_operation, decode_outcome, encode
 
+# Some builds of SQLite write zeros over what is deleted: for a model's commands, that took seconds.
 _TABLES = """
+PRAGMA secure_delete = OFF;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = FULL;
 CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, id TEXT NOT NULL, tenant TEXT NOT NULL, value BLOB NOT NULL,
     PRIMARY KEY (kind, id));
+CREATE INDEX IF NOT EXISTS records_of_tenants ON records (kind, tenant);
 CREATE TABLE IF NOT EXISTS commands (model TEXT NOT NULL, seq INTEGER NOT NULL, is_of_gradient INTEGER NOT NULL,
     operation BLOB, outcome BLOB, finished REAL, PRIMARY KEY (model, seq));
 DELETE FROM commands WHERE model NOT IN (SELECT id FROM records WHERE kind = 'Model');
@@ -98,9 +101,13 @@ class Journal:
         self._lock, self._opened_at = threading.Lock(), time.time()
         self._database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._database.executescript(_TABLES)
+        # The event loop reads, and must not wait for a disk: by SQLite's WAL, no reader waits for a writer.
+        self._reading = threading.Lock()
+        self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
 
     def close(self) -> None:
-        with self._lock:
+        with self._lock, self._reading:
+            self._reader.close()
             self._database.close()
 
     def _write(self, *statements: Statement) -> int:
@@ -110,8 +117,8 @@ class Journal:
             return [self._database.execute(*each).rowcount for each in statements][-1]
 
     def _read(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._lock:
-            return self._database.execute(text, values).fetchall()
+        with self._reading:
+            return self._reader.execute(text, values).fetchall()
 
     def check(self) -> None:
         """Write to the file."""
@@ -149,8 +156,11 @@ class Journal:
                 value = encode(replace(msgspec.msgpack.decode(found[0], type=kind), **fields))
                 self._database.execute("UPDATE records SET value = ? WHERE kind = ? AND id = ?", (value, *key))
 
-    def remove(self, kind: type[Record], id: str) -> None:
-        self._write(("DELETE FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)))
+    def remove(self, record: Record) -> None:
+        """Nothing if another one has taken its place."""
+        with self._lock:
+            if self.get(type(record), record.id) == record:
+                self._database.execute("DELETE FROM records WHERE kind = ? AND id = ?", _row(record)[:2])
 
     def remove_session(self, session: str) -> None:
         """With its samplers."""

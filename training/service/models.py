@@ -4,6 +4,7 @@ import asyncio
 import re
 import secrets
 import time
+from collections.abc import Collection
 from typing import Any
 
 from msgspec.structs import replace
@@ -66,6 +67,11 @@ class Models:
         self._creating, self._sweeping = asyncio.Lock(), asyncio.Lock()
 
     # Sessions
+
+    @property
+    def sessions(self) -> Collection[str]:
+        """Those that go on."""
+        return self._seen_s.keys()
 
     async def create_session(self, tenant: str, _request: CreateSession) -> Answer:
         if self._journal.count(Session, tenant) >= _SESSIONS:
@@ -161,6 +167,8 @@ class Models:
         model = Model(f"{session}:train:{number}", tenant, session, spec, metadata=_bounded(metadata))
         async with self._creating:
             if model.id not in self._commands.models:
+                if self._commands.executor.has(model.id):  # the next one would take its snapshot for its own
+                    raise Busy(f"{model.id} is being removed; try again, or choose another model_seq_id")
                 count = sum(each.model.tenant == tenant for each in self._commands.models.values())
                 if count >= _MODELS:
                     raise Refused(f"there are {count} models of {tenant}, the limit; close the clients of others")

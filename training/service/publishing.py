@@ -5,7 +5,7 @@ import contextlib
 import logging
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -27,7 +27,7 @@ _AT_ONCE = 2  # pushes
 _ALIASES = 16  # of sampling clients of one session: so many are in workers' memory
 
 _THIS_HOST = ("127.0.0.1", "::1", "localhost")
-_FAILURES = 4  # to remove aliases, in a row of attempts: the router may be away
+_FAILURES = 4  # to remove aliases, each of another tenant: the router may be away
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +77,20 @@ class Publisher:
         `sessions`: those that go on. What cannot be removed now is tried again by a later call.
         """
         pushes, newest = {task.sampler for _, task in self._tasks.values()}, Counter[str]()
-        due = []
+        due = defaultdict[str, list[Pushed]](list)  # by tenant
         for pushed in reversed(self._commands.journal.all(Pushed)):
             newest[pushed.session] += 1
             is_used = pushed.session in sessions and pushed.model in self._commands.models
             if pushed.id not in pushes and not (is_used and newest[pushed.session] <= _ALIASES):
-                due.append(pushed)
-        random.shuffle(due)  # one that is always refused holds no other up
+                due[pushed.tenant].append(pushed)
         failures = 0
-        while due and failures < _FAILURES:
-            failures += not await self._remove(due.pop())
+        # One that is always refused holds no other up. Its tenant may have seen to that: each has one failure.
+        for own in random.sample(list(due.values()), len(due)):
+            random.shuffle(own)
+            while own and failures < _FAILURES:
+                if not await self._remove(own.pop()):
+                    failures += 1
+                    break
 
     async def _remove(self, pushed: Pushed) -> bool:
         """False: not now."""
@@ -99,7 +103,7 @@ class Publisher:
             fields = {"adapter": pushed.adapter, "alias": pushed.alias, "reason": str(error)}
             log.warning("an alias was not removed", extra={"fields": fields})
             return False
-        await asyncio.to_thread(self._commands.journal.remove, Pushed, pushed.id)
+        await asyncio.to_thread(self._commands.journal.remove, pushed)
         return True
 
     async def _publish(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -22,6 +22,7 @@ from training.service.wire import samples_body
 
 _IN_FLIGHT = 512  # of a tenant
 _KEPT = 1024  # futures, of a tenant
+_KEPT_BYTES = 256 * 1024**2  # of their samples
 _TIMEOUT_S = 1800.0
 _MAX_ANSWER_BYTES = 64 * 1024**2
 _REVISION = "x-prelude-revision"
@@ -80,10 +81,22 @@ class Sampling:
         done, _ = await asyncio.wait([future.task], timeout=within_s)
         return future.task.result() if done else None
 
+    def keep(self, sessions: Collection[str]) -> None:
+        """Forget what was sampled in other sessions, which have ended: nobody can ask for it any more."""
+        for request_id, future in list(self._futures.items()):
+            if future.task.done() and request_id.partition(":")[0] not in sessions:
+                del self._futures[request_id]
+
     def _drop_old(self, tenant: str) -> None:
-        own = [each for each, future in self._futures.items() if future.tenant == tenant]
-        for request_id in [each for each in own if self._futures[each].task.done()][: max(0, len(own) - _KEPT)]:
+        own = {each: future.task for each, future in self._futures.items() if future.tenant == tenant}
+        done = {each: task.result() for each, task in own.items() if task.done()}
+        sizes = {each: len(found) if isinstance(found, bytes) else 0 for each, found in done.items()}
+        too_many, too_large = len(own) - _KEPT, sum(sizes.values()) - _KEPT_BYTES
+        for request_id, size in sizes.items():
+            if too_many <= 0 and too_large <= 0:
+                return
             del self._futures[request_id]
+            too_many, too_large = too_many - 1, too_large - size
 
     async def _sample(self, sampler: Sampler, request: Sample, key: str | None) -> Result:
         try:

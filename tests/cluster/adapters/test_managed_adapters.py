@@ -352,7 +352,7 @@ def test_an_agent_that_is_killed_takes_it_along(pushed: Pushed):
     answer = pushed.ask()
     assert (answer.status_code, answer.json()["error"]["code"]) == (410, "adapter_revision_gone"), answer.text
     assert "retry-after" not in answer.headers
-    assert f"`prelude adapters rollback {NAME}`" in answer.json()["error"]["message"]
+    assert f"`prelude adapters rollback {NAME}@ALIAS`" in answer.json()["error"]["message"]
     assert pushed.check(pushed.ask(f"{NAME}@r1")) == 0
     for number in (2, 1):
         moved = pushed.command("rollback", NAME)

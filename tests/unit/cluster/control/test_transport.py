@@ -280,6 +280,34 @@ class TestReload:
         clock[0] = 8.0
         assert (following.current(), following.version) == (new.certificate.read_bytes(), 1)
 
+    @pytest.mark.parametrize(
+        ("identity", "domain"),
+        [(("switching", "d"), None), (("decode", "e"), None), (("decode", "d"), "other.example")],
+        ids=["for `role_changes`", "another name", "another trust domain"],
+    )
+    async def test_a_running_process_stays_who_it_is(
+        self, ca: Authority, identity: tuple[str, str], domain: str | None, caplog: pytest.LogCaptureFixture
+    ):
+        """A certificate of another identity is for its next start: until then nobody looks for that."""
+        files = issued(ca, "decode", "d")
+        async with served(files) as (worker, address):
+            assert worker.transport._pem is not None
+            clock = worker.transport._pem._clock = lambda: 1e9
+            replace(files, issued(ca, *identity, trust_domain=domain, stem="new"))
+            async with called(issued(ca, "router", "r"), address) as stub:
+                assert await outcome(stub, "Describe") is grpc.StatusCode.OK
+            assert (worker.transport._pem._looked_at, worker.transport.version) == (clock(), 0)
+            assert "changed certificate not used" in caplog.text
+
+    def test_a_certificate_for_clients_may_have_any_name(self, ca: Authority):
+        """Such as that of a public authority, after one of `prelude certs`."""
+        made = issued(ca, "router", "r")
+        files, clock = CertificateFiles(made.certificate, made.key), [0.0]
+        following = Following(files, lambda given: given.certificate.read_bytes(), lambda: clock[0])
+        replace(files, issued(ca, "operator", "o", stem="new"))
+        clock[0] = 2.0
+        assert (following.current(), following.version) == (files.certificate.read_bytes(), 1)
+
 
 async def test_a_peer_is_watched_over_tls(ca: Authority):
     async with served(issued(ca, "decode", "d")) as (worker, address):

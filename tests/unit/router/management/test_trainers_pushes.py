@@ -1,5 +1,6 @@
 """POST /v1/adapters/…/push of a trainer, whose files are packed already."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,11 +13,13 @@ from support.routers.management_calls import ask, files_of, form, lora, managing
 
 from adapters.errors import AdapterError
 from adapters.formats import read_adapter
+from adapters.model.manifest import Manifest
 from adapters.model.serving import EngineDtype
 from adapters.packed import PACKED_NAME, read_packed, write_packed
 from adapters.packed.packing import take_packed
 from router.api.training import TrainerAddress
 from training.service.identity import TRAINER_HEADER
+from training.trainable.packed import ServedWeights
 
 SECRET = "the secret of router and trainer"
 TRAINER = {TRAINER_HEADER: SECRET}
@@ -27,8 +30,19 @@ def packed(folder: Path, seed: int, dtype: EngineDtype = "float32") -> Path:
     lora(folder, seed)
     made = folder / f"packed-{seed}-{dtype}"
     made.mkdir()
-    write_packed(read_adapter(folder / f"lora-{seed}", BASE, LIMITS), BASE, dtype, made / PACKED_NAME)
+    ordinary = folder / f"ordinary-{seed}-{dtype}"
+    write_packed(read_adapter(folder / f"lora-{seed}", BASE, LIMITS), BASE, dtype, ordinary)
+    found = read_packed(ordinary)
+    manifest, shapes = Manifest.from_json(found.metadata.manifest), {name: t.shape for name, t in found.tensors.items()}
+    weights = ServedWeights(manifest, dtype, found.metadata.modules, None, shapes, found.data, changes_nothing=False)
+    weights.write(made / PACKED_NAME)
     return made
+
+
+def change(folder: Path, old: str, new: str) -> None:
+    """In the header."""
+    path = folder / PACKED_NAME
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode(), 1))
 
 
 async def push(cluster: ClusterStandIn, headers: dict[str, str], files: Path | None, **fields: str) -> tuple[int, Any]:
@@ -65,6 +79,34 @@ async def test_nobody_else_may(tmp_path: Path):
         assert (status, answer["error"]["code"]) == (422, "adapter_missing")
     async with managing(1, 1) as cluster:  # nothing is trained
         assert (await push(cluster, {TRAINER_HEADER: ""}, folder))[0] == 422
+        assert (await ask(cluster, "GET", "/v1/adapters/bot"))[0] == 404
+
+
+@pytest.mark.parametrize("memory_only", ["true", "false"])
+async def test_a_file_that_lies_is_refused(tmp_path: Path, memory_only: str):
+    """By the id of somebody's revision, or by the digest of which its own is made: others' requests would get it."""
+    of_others = "sha256:" + "0" * 64
+    async with managing(1, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET)) as cluster:
+        for seed, is_folder in ((1, False), (2, True)):
+            folder = packed(tmp_path, seed)
+            change(folder, read_packed(folder / PACKED_NAME).metadata.revision_id, of_others)
+            where = {"folder": str(folder)} if is_folder else {}
+            status, answer = await push(
+                cluster, TRAINER, None if is_folder else folder, memory_only=memory_only, **where
+            )
+            assert (status, answer["error"]["code"]) == (422, "adapter_malformed")
+            assert "not that of its manifest and tensors" in answer["error"]["message"]
+        folder = packed(tmp_path, 3)
+        with (folder / PACKED_NAME).open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+        status, answer = await push(cluster, TRAINER, folder, memory_only=memory_only)
+        assert (status, "have the SHA-256" in answer["error"]["message"]) == (422, True)
+        ordinary = tmp_path / "ordinary"
+        ordinary.mkdir()
+        shutil.copy(tmp_path / "ordinary-1-float32", ordinary / PACKED_NAME)  # which may have any id
+        assert (await push(cluster, TRAINER, ordinary, memory_only=memory_only))[0] == 422
+        assert cluster.prefill[0].memory_only == {}
         assert (await ask(cluster, "GET", "/v1/adapters/bot"))[0] == 404
 
 

@@ -214,7 +214,7 @@ class TestRequests:
             await until(lambda: not cluster.fleet.workers_with_in_memory_only())
             error = await gone(cluster, "bot")
             assert (error["code"], error["param"]) == ("adapter_revision_gone", "adapter")
-            for words in ("bot@r2", new, "memory only", "push it again", "`prelude adapters rollback bot`"):
+            for words in ("bot@r2", new, "memory only", "push it again", "`prelude adapters rollback bot@ALIAS`"):
                 assert words in error["message"]
             assert all(new not in worker.ensured for worker in cluster.prefill)
             assert await answered_by(cluster, "bot@r1") == id_of(tmp_path, 1)

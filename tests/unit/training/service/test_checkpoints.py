@@ -1,7 +1,9 @@
 """Checkpoints are listed, expire, and say of their runs what clients said."""
 
 import asyncio
+import os
 import shutil
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -13,10 +15,11 @@ from msgspec.structs import replace
 from support.training.trainer import RawClient, make_service, served
 from support.waiting import wait_until
 
+from training.executor.learner import Learner
 from training.executor.operations import Spec
 from training.runs.base import LoadedBase
 from training.service.checkpoints import Checkpoints
-from training.service.journal import Checkpoint, Journal
+from training.service.journal import Checkpoint, Journal, Record
 
 RENDERER = {"renderer_name": "qwen3"}
 WEEK_S = 7 * 24 * 3600
@@ -66,26 +69,66 @@ def test_what_the_cookbook_asks_of_checkpoints(base: LoadedBase, folder: Path, m
 
 async def test_what_is_saved_anew_while_others_are_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     journal = Journal(tmp_path / "commands.db")
-    checkpoints = Checkpoints(journal, "demo", tmp_path)
+    checkpoints = Checkpoints(journal, {}, "demo", tmp_path)
     first, second = (
         Checkpoint(f"tinker://m/weights/{name}", "acme", Spec(4, 1), f"checkpoints/m/{name}", expires_s=1.0)
         for name in ("first", "second")
     )
-    journal.put(first)
-    journal.put(second)
-    anew = replace(second, expires_s=None)
-
-    deleted: list[str] = []
+    for each in (first, second):
+        journal.put(each)
+        (tmp_path / each.folder).mkdir(parents=True)
+    anew, rmtree = replace(second, expires_s=None), shutil.rmtree
 
     def delete(folder: Path, **_more: Any) -> None:
-        deleted.append(folder.name)
-        if folder.name == "first":
-            journal.put(anew)
+        rmtree(folder)
+        journal.put(anew)
 
     monkeypatch.setattr(shutil, "rmtree", delete)
     await checkpoints.delete_expired()
-    assert (journal.all(Checkpoint), deleted) == ([anew], ["first"])
+    assert journal.all(Checkpoint) == [anew]
+    assert os.listdir(tmp_path / "checkpoints/m") == ["second"]
     journal.close()
+
+
+@pytest.mark.parametrize("is_done_first", [False, True])
+def test_a_checkpoint_saved_while_the_one_before_is_deleted_keeps_its_files(
+    base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, is_done_first: bool
+):
+    """The next save begins once the record of the one before is gone; it may end before or after the deletion."""
+    service, saving, go_on = make_service(base, folder), threading.Event(), threading.Event()
+    if is_done_first:
+        go_on.set()
+    save, remove = Learner.save, Journal.remove
+
+    def held(learner: Learner, *arguments: Any) -> None:
+        save(learner, *arguments)
+        saving.set()
+        assert go_on.wait(60)
+
+    with served(service.app()) as url:
+        client = RawClient(url)
+        model = client.model()
+        first = client.result(client.post("save_weights", model_id=model, seq_id=1, path="last"))["path"]
+        [tensors] = folder.glob("checkpoints/*/last/training/state.safetensors")
+        written = tensors.stat().st_ino
+        monkeypatch.setattr(Learner, "save", held)
+
+        def remove_and_save(journal: Journal, record: Record) -> None:
+            remove(journal, record)
+            again = client.post("save_weights", model_id=model, seq_id=2, path="last")
+            if is_done_first:
+                client.result(again)
+            else:
+                saving.wait()
+
+        monkeypatch.setattr(Journal, "remove", remove_and_save)
+        deleted = client.http.delete(f"/training_runs/{model}/checkpoints/weights/last")
+        go_on.set()
+        assert deleted.status_code == 204
+        wait_until(lambda: client.post("weights_info", tinker_path=first).status_code == 200)
+        assert tensors.stat().st_ino != written
+        loading = {"session_id": client.session(), "model_seq_id": 0, "path": first, "optimizer": True}
+        assert "model_id" in client.result(client.post("load_weights", **loading))
 
 
 def test_what_is_refused(client: RawClient, url: str):

@@ -4,10 +4,12 @@ import asyncio
 import resource
 import shutil
 import sqlite3
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import torch
 from support.training.trainer import (
@@ -20,6 +22,7 @@ from support.training.trainer import (
     served,
     serving,
 )
+from support.waiting import wait_until
 
 from training.executor.executor import Executor
 from training.executor.learner import Learner
@@ -28,7 +31,7 @@ from training.runs.base import LoadedBase
 from training.service import commands as service_commands
 from training.service import journal as service_journal
 from training.service import models as service_models
-from training.service.journal import Journal, Model
+from training.service.journal import Journal, Model, Session
 from training.service.messages import SaveWeights
 
 STEPS = range(1, 7)  # commands of two steps
@@ -176,6 +179,109 @@ def test_a_removed_model_is_not_written_again(tmp_path: Path):
     journal.remove_model(model.id)
     journal.forget(model)
     assert journal.all(Model) == []
+    journal.close()
+
+
+def test_an_id_is_given_again_once_nothing_of_the_stopped_model_is_left(
+    base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The next model of the id would begin with the snapshot of the one before, and compute none of its commands."""
+    service, is_held, begun, go_on = (
+        make_service(base, folder, snapshot_s=0),
+        False,
+        threading.Event(),
+        threading.Event(),
+    )
+    run = Learner.run
+
+    def held(learner: Learner, *arguments: Any) -> Any:
+        if is_held:
+            begun.set()
+            assert go_on.wait(60)
+        return run(learner, *arguments)
+
+    monkeypatch.setattr(Learner, "run", held)
+    with served(service.app()) as url:
+        client = RawClient(url)
+        session = client.session()
+        model = client.model(0, session)
+        new = numbers_of(client, model, 1)
+        client.result(client.forward_backward(model, 2, *data(1)))
+        client.result(client.optim_step(model, 3))
+        assert numbers_of(client, model, 4) != new
+        is_held = True
+        client.forward_backward(model, 5, *data(1))
+        begun.wait()
+        loop = service._commands._loop
+        asyncio.run_coroutine_threadsafe(service._models.stop(model), loop).result()
+
+        def create() -> httpx.Response:
+            lora = {"rank": 4, "seed": 1}
+            return client.post("create_model", session_id=session, model_seq_id=0, base_model="demo", lora_config=lora)
+
+        refused = create()
+        assert (refused.status_code, "is being removed; try again" in refused.text) == (429, True)
+        is_held = False
+        go_on.set()
+        wait_until(lambda: not service._commands.executor.has(model))
+        assert client.result(create())["model_id"] == model
+        assert numbers_of(client, model, 1) == new
+
+
+def test_who_reads_the_log_waits_for_no_write(tmp_path: Path):
+    """The event loop of all clients reads it, and a disk may take long."""
+    journal, begun, go_on = Journal(tmp_path / "commands.db"), threading.Event(), threading.Event()
+
+    def hold(_statement: str) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    journal.put(Session("s", "acme"))
+    journal._database.set_trace_callback(hold)
+    writing = threading.Thread(target=journal.put, args=(Session("t", "acme"),))
+    writing.start()
+    begun.wait()
+    reading = threading.Thread(target=journal.get, args=(Session, "s"))
+    reading.start()
+    reading.join(30)
+    assert (reading.is_alive(), writing.is_alive(), journal.get(Session, "t")) == (False, True, None)
+    go_on.set()
+    writing.join()
+    assert journal.get(Session, "t") == Session("t", "acme")
+    journal.close()
+
+
+def test_records_of_one_tenant_are_counted_without_those_of_others(tmp_path: Path):
+    """Clients have them counted at will, and others may have tens of thousands: the event loop would read them all."""
+    journal, steps = Journal(tmp_path / "commands.db"), 0
+
+    def step() -> None:
+        nonlocal steps
+        steps += 1
+
+    for number in range(200):
+        journal.put(Session(f"{number}", "acme" if number else "beta"))
+    journal._reader.set_progress_handler(step, 1)
+    assert journal.count(Session, "beta") == 1
+    assert steps < 100
+    journal.close()
+
+
+def test_what_is_deleted_is_not_written_over(tmp_path: Path):
+    """With zeros, as some builds of SQLite do: it takes seconds, in which no other command can be logged."""
+    journal = Journal(tmp_path / "commands.db")
+    for model in ("s:train:0", "s:train:1"):
+        journal.add_model(Model(model, "acme", "s", Spec(4, 1), snapshot=1), Spec(4, 1))
+        journal.add(model, 1, bytes(4 * 1024**2), None, True)
+        for seq in (0, 1):
+            journal.finish(model, seq, Done())
+    journal.close()
+    journal = Journal(tmp_path / "commands.db")
+    [first, second] = journal.all(Model)
+    journal.remove_model(first.id)
+    journal.forget(second)
+    assert (journal.seqs(first.id), journal.num_bytes(second.id)) == ([], 0)
+    assert (tmp_path / "commands.db-wal").stat().st_size < 1024**2
     journal.close()
 
 

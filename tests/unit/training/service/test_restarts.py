@@ -1,6 +1,7 @@
 """A start goes on where the last process ended: every number is that of a run without it."""
 
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -138,10 +139,19 @@ def test_what_was_told_long_ago_is_forgotten_and_not_done_again(
     base: LoadedBase, folder: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(service_journal, "_KEPT_S", -1e9)
+    told, forget = threading.Semaphore(0), Journal.forget
+
+    def forget_once_told(journal: Journal, known: Model) -> None:
+        assert told.acquire(timeout=60)
+        forget(journal, known)
+
+    monkeypatch.setattr(Journal, "forget", forget_once_told)
     with serving(base, folder, snapshot_s=0) as client:
         model = client.model()
         for seq in range(1, LAST + 1):
             client.result(send(client, model, seq))
+            if seq % 3 == 0:  # a step, after which there is a snapshot
+                told.release()
             again = send(client, model, seq)
             assert again.json()["request_id"] == f"{model}#{seq}"
         assert numbers_of(client, model, LAST + 1) == undisturbed[1]  # after the last snapshot, by the same thread

@@ -8,12 +8,14 @@ import errno
 import os
 import sqlite3
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import tinker
@@ -50,7 +52,7 @@ from training.service.app import Service
 from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone
 from training.service.identity import CallsOfRouter, headers_of_router
-from training.service.journal import Model, Pushed, Sampler
+from training.service.journal import Journal, Model, Pushed, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
@@ -473,6 +475,33 @@ def test_an_alias_that_cannot_be_removed_is_tried_again(
         wait_until(lambda: service._journal.all(Pushed) == [])
 
 
+async def test_a_tenant_whose_aliases_cannot_be_removed_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as one that has split them. A router that is away is asked a few times only."""
+    journal, tried = Journal(tmp_path / "commands.db"), []
+    publisher = Publisher(SimpleNamespace(journal=journal, models={}), "http://127.0.0.1:9", None, asyncio.Event())  # type: ignore[arg-type]
+
+    def remove(target: PushTarget) -> None:
+        tried.append(target.name)
+        if not target.name.startswith("good/"):
+            raise PushFailed("409 catalog_conflict")
+
+    monkeypatch.setattr(PushTarget, "remove_alias", remove)
+    pushed = {"bad": 100, "good": 5, **{f"bad{number}": 1 for number in range(publishing._FAILURES - 2)}}
+    for tenant, count in pushed.items():
+        for number in range(count):
+            journal.put(Pushed(f"{tenant}:sample:{number}", tenant, "m", "s", f"{tenant}/bot", f"sampler-{number}"))
+    await publisher.clear(())
+    assert Counter(tried) == {"good/bot": 5} | {f"{tenant}/bot": 1 for tenant in pushed if tenant != "good"}
+    for number in range(20):
+        journal.put(Pushed(f"away{number}", f"away{number}", "m", "s", f"away{number}/bot", "sampler-1"))
+    tried.clear()
+    await publisher.clear(())
+    assert len(tried) == publishing._FAILURES
+    journal.close()
+
+
 def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
     routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
@@ -677,6 +706,73 @@ def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytes
     wait = threading.Event()
     with served(completions(wait=wait)) as url:
         asyncio.run(sample(url))
+
+
+def test_samples_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
+    """The newest ones; other tenants' are theirs."""
+
+    async def sample(url: str) -> None:
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
+        try:
+            other = start(sampling, "other")
+            size = len(cast(bytes, await sampling.result(other, 30.0)))
+            monkeypatch.setattr(service_sampling, "_KEPT_BYTES", 2 * size)
+            kept = []
+            for seq in range(4):  # of the first three, two may stay when the fourth begins
+                kept.append(start(sampling, "busy", seq))
+                assert isinstance(await sampling.result(kept[-1], 30.0), bytes)
+            with pytest.raises(Gone):
+                await sampling.result(kept[0], 30.0)
+            for each in (other, *kept[1:]):
+                assert isinstance(await sampling.result(each, 30.0), bytes)
+        finally:
+            await sampling.stop()
+
+    with served(completions()) as url:
+        asyncio.run(sample(url))
+
+
+def test_samples_go_with_their_session(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
+    """Those of one that goes on stay."""
+    service = make_service(routed, folder, cluster.url, MODEL)
+    with served(service.app()) as url:
+        client = RawClient(url, KEY)
+        futures = service._sampling._futures
+        asked = {"seq_id": 0, "prompt": {"chunks": [{"tokens": [3]}]}, "sampling_params": {"max_tokens": 1}}
+        sessions = [client.session() for _ in range(2)]
+        for session in sessions:
+            new = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
+            begun = client.post("create_sampling_session", **new)
+            sampler = begun.json()["sampling_session_id"]
+            answer = client.retrieve(client.post("asample", sampling_session_id=sampler, **asked))
+            assert answer.headers["content-type"] == "application/x-protobuf"
+        assert [each.partition(":")[0] for each in futures] == sessions
+        client.post(f"sessions/{sessions[0]}/finish", reason={"type": "success"})
+        wait_until(lambda: len(futures) == 1)
+        assert [each.partition(":")[0] for each in futures] == sessions[1:]
+
+
+async def test_what_is_being_sampled_outlasts_its_session():
+    """Its task may end later: then it goes."""
+    wait = threading.Event()
+
+    async def sample(url: str) -> None:
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
+        try:
+            slow, other = start(sampling, "ended", length=2), start(sampling, "other")
+            assert isinstance(await sampling.result(other, 30.0), bytes)
+            sampling.keep({"other"})
+            assert list(sampling._futures) == [slow, other]
+            wait.set()
+            assert isinstance(await sampling.result(slow, 30.0), bytes)
+            sampling.keep({"other"})
+            assert list(sampling._futures) == [other]
+        finally:
+            wait.set()
+            await sampling.stop()
+
+    with served(completions(wait=wait)) as url:
+        await sample(url)
 
 
 def test_a_sampling_session_never_changes(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
