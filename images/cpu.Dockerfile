@@ -22,7 +22,7 @@ RUN pip --python /opt/python/bin/python install --no-cache-dir --no-compile ${TO
  && find /opt/python -name '*.so*' -type f -not -path '*.libs/*' -exec strip --strip-unneeded {} +
 COPY . .
 RUN pip --python /opt/python/bin/python install --no-cache-dir --no-compile --no-deps --no-build-isolation --editable . \
- && python images/check_environment.py cpu router s3 tracing \
+ && python images/check_environment.py cpu router s3 tracing train trainer \
  && python -m compileall -q . >/dev/null \
  && pip --python /opt/python/bin/python uninstall --yes setuptools
 

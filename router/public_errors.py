@@ -20,7 +20,10 @@ _PUBLIC_MESSAGES: Mapping[str, str] = {
     StoreFull.code: "there is no room for the adapter; the operator must free or add space",
     StoreCorrupt.code: "the adapter's stored bytes are damaged; it must be imported again",
     StoreConflict.code: "the adapter store has this revision in another dtype; a store is for one serving dtype",
-    AdapterNotTrusted.code: "no key that the workers trust has signed the adapter's stored bytes; import it again",
+    AdapterNotTrusted.code: (
+        "no key that the workers trust has signed the adapter; import it again, or let the operator set "
+        "integrity.signing_key and integrity.trusted_keys"
+    ),
     RevisionNotStored.code: "the adapter store does not have this revision; it must be imported again",
 }
 

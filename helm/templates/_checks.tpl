@@ -67,6 +67,11 @@
 {{- if and $v.trainer.enabled (not $v.trainer.keySecret) -}}
 {{- fail "trainer.keySecret: name the Secret whose trainer.key has 32 characters or more, by which router and trainer know each other" -}}
 {{- end -}}
+{{- /* Samplers reach workers as pushes, which workers beyond loopback take with a trusted signature only. */ -}}
+{{- $areSigned := and $v.integrity.signingKeySecret $v.integrity.trustedKeys -}}
+{{- if and $v.trainer.enabled (not (or $areSigned (default dict $v.cluster.integrity).accept_unverified)) -}}
+{{- fail "integrity: workers would refuse what the trainer saves for sampling, as nobody signs it; set integrity.signingKeySecret and integrity.trustedKeys" -}}
+{{- end -}}
 {{- if gt (int $v.ports.kv.first) (int $v.ports.kv.last) -}}
 {{- fail (printf "ports.kv: first is %d and last is %d, so there is no port between them" (int $v.ports.kv.first) (int $v.ports.kv.last)) -}}
 {{- end -}}

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from jsonschema.validators import validator_for
 from packaging.utils import canonicalize_name
-from support.requirements import complaint_of_imports, needed_by
+from support.requirements import complaint_of_imports, needed_by, required_by
 
 from cli.main import _parser
 from cluster.config.load import load_cluster_config
@@ -48,8 +48,14 @@ class TestLocks:
             assert lock(name).items() <= lock("cpu").items()
             assert lock(name).items() <= lock("gpu").items()
         assert lock("worker").keys() == (lock("router").keys() - {"numpy", "packaging"}) | {
-            *("fastapi", "annotated-doc", "nixl", "nixl-cu13", "xgrammar", "zstandard")
+            *("accelerate", "fastapi", "annotated-doc", "nixl", "nixl-cu13", "xgrammar", "zstandard")
         }
+
+    def test_a_worker_lacks_nothing_that_sglang_does_not_ask_for(self):
+        extras = re.search(r"check_environment\.py (.*) \\", (ROOT / "images" / "worker.Dockerfile").read_text())
+        assert extras
+        missing = needed_by(*extras[1].split()) - lock("worker").keys() - required_by("sglang")
+        assert not missing, f"copy the lines of {sorted(missing)} from requirements/gpu.txt to worker.txt"
 
     def test_a_router_imports_nothing_else(self):
         imports = f"import {', '.join(check_environment().ROUTER)}\ncli.main._parser()"

@@ -338,6 +338,8 @@ class TestTrainer:
         ("change", "message"),
         [
             ({"trainer": {"keySecret": ""}}, "trainer.keySecret: name the Secret"),
+            ({"integrity": {"signingKeySecret": ""}}, "integrity: workers would refuse what the trainer saves"),
+            ({"integrity": {"trustedKeys": None}}, "integrity: workers would refuse what the trainer saves"),
             (
                 {"tls": {"mode": "secret", "secrets": {"router": "r", "operator": "o"}}},
                 "tls.secrets.trainer: name the Secret",
@@ -347,6 +349,10 @@ class TestTrainer:
     def test_what_is_missing_is_named(self, change: dict[str, Any], message: str):
         with pytest.raises(Refused, match=message):
             changed("trainer", change)
+
+    def test_workers_may_be_told_to_take_what_nobody_signed(self):
+        accepting = {"cluster": {"integrity": {"accept_unverified": True}}, "integrity": {"signingKeySecret": ""}}
+        assert changed("trainer", accepting)
 
     def test_nothing_is_there_unless_it_is_enabled(self):
         for scenario in SCENARIOS:

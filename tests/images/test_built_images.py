@@ -14,6 +14,7 @@ from support.chart.pods_on_loopback import ADDRESSES, components, values_for, wa
 from support.clusters.dns_server import dns_server
 from support.images.container_store import ROOT, ContainerStore, needs_containers
 from support.images.podman_pods import podman_pod
+from support.requirements import required_by
 from support.waiting import wait_until
 
 from cluster.local.demo import make_demo
@@ -86,15 +87,18 @@ def test_a_router_runs_confined(store: ContainerStore, tmp_path: Path):
 
 
 def test_a_worker_needs_nothing_but_sglang_beside_its_requirements(store: ContainerStore, tmp_path: Path):
-    """On a base with numpy and packaging, which SGLang's image has too."""
+    """On a base with numpy and packaging, which SGLang's image has too. It also has what SGLang requires."""
     (tmp_path / "Dockerfile").write_text(
         f"FROM {base_of(ROUTER)}\nRUN python3 -m pip install --break-system-packages numpy packaging\n"
     )
     store.build(tmp_path / "Dockerfile", f"docker.io/{base_of(WORKER)}")
     with pytest.raises(AssertionError) as failed:
         store.build(WORKER, "prelude-worker:0.1.0")
-    lacking = re.findall(r"^(\S+?)(?:; .*)?: (?:not|\S+ is) installed$", str(failed.value), re.MULTILINE)
-    assert lacking == [f"sglang=={SGLANG_VERSION}"], failed.value
+    lacking = re.findall(r"^([\w-]+)(\S*?)(?:; .*)?: (not|\S+ is) installed$", str(failed.value), re.MULTILINE)
+    assert ("sglang", f"=={SGLANG_VERSION}", "not") in lacking, failed.value
+    of_sglang = {"gguf", "jinja2", "safetensors", "sglang", "torch", "tqdm", "transformers"}
+    assert {(name, found) for name, _, found in lacking} == {(name, "not") for name in of_sglang}, failed.value
+    assert of_sglang <= required_by("sglang")
 
 
 @needs_helm

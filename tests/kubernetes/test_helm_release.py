@@ -21,6 +21,7 @@ from support.chart.kubernetes_cluster import (
     needs_cluster,
     needs_image_0_1_0,
 )
+from support.clusters.certificates import of_changing_workers
 from support.waiting import wait_until
 
 pytestmark = [needs_cluster, pytest.mark.long, pytest.mark.timeout(3600)]
@@ -98,6 +99,40 @@ def test_a_release_from_install_to_uninstall(space: Namespace):
     assert space.everything(f"--selector=app.kubernetes.io/instance={RELEASE}") == set()  # outside of namespaces
 
 
+def test_pods_change_their_role_under_load(space: Namespace, tmp_path: Path):
+    """With TLS, a prefill pod and the decode pod exchange roles, answer alone, and have their own again as new pods."""
+    pods = [f"{FULLNAME}-{each}" for each in ("prefill-main-0", "prefill-main-1", "decode-main-0")]
+    other, to_decode, to_prefill = pods
+    of_changing_workers(tmp_path, pods)
+    files = [f"--from-file={each}" for each in (tmp_path / "certs").iterdir() if each.name != "ca.key"]
+    space.run("kubectl", "create", "secret", "generic", "certs", *files)
+    pools = {"prefill": {"replicas": 2, "tlsSecret": "certs"}, "decode": {"kind": "StatefulSet", "tlsSecret": "certs"}}
+    changes = {
+        "cluster": {"role_changes": "manual"},
+        "pools": {role: {"main": pool} for role, pool in pools.items()},
+        "tls": {"mode": "secret", "secrets": {"router": "certs", "operator": "certs"}},
+        "toolbox": {"enabled": True},
+    }
+    values = merged(merged(scenario_values("cpu-demo"), merged(SMALL, changes)), image_values())
+    space.helm("install", RELEASE, CHART, values)
+    client = Client(space)
+    client.waits_for_answers()
+    print(_workers(space, "set-role", "decode", to_decode))
+    client.waits_for_answers()
+    print(_workers(space, "set-role", "prefill", to_prefill))
+    assert _roles(space) == {other: "prefill", to_prefill: "prefill", to_decode: "decode"}
+    _workers(space, "drain", other)
+    client.waits_for_answers()
+    _workers(space, "undrain", other)
+    for pod in (other, to_prefill, to_decode):  # of each, another pod has the role at each time
+        space.run("kubectl", "delete", "pod", pod)
+        for role in pools:
+            space.run("kubectl", "rollout", "status", f"statefulset/{FULLNAME}-{role}-main")
+        client.waits_for_answers()
+    assert _roles(space) == {other: "prefill", to_decode: "prefill", to_prefill: "decode"}
+    print(f"Of {client.stops()} requests during two changes of role and the deletion of three pods none failed")
+
+
 @needs_image_0_1_0
 def test_an_upgrade_from_0_1_0_keeps_catalog_and_adapters(space: Namespace, tmp_path: Path):
     archive = subprocess.run(["git", "archive", RELEASE_0_1_0, "helm"], cwd=ROOT, capture_output=True, check=True)
@@ -130,6 +165,17 @@ def test_an_upgrade_from_0_1_0_keeps_catalog_and_adapters(space: Namespace, tmp_
 
 def _names(space: Namespace, component: str) -> set[str]:
     return {each["metadata"]["name"] for each in space.pods(component)}
+
+
+def _workers(space: Namespace, *words: str) -> str:
+    return space.run("kubectl", "exec", f"deployment/{FULLNAME}-toolbox", "--", "prelude", "workers", *words)
+
+
+def _roles(space: Namespace) -> dict[str, str]:
+    """Of the workers, all of which are ready."""
+    workers = json.loads(_workers(space, "list", "--json"))["workers"]
+    assert {each["state"] for each in workers.values()} == {"ready"}, workers
+    return {name: each["role"] for name, each in workers.items()}
 
 
 def _config(space: Namespace) -> str:
