@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.engines.attention_sinks import give_engines_sinks
 from support.engines.model_families import make_family
 from support.engines.running_engine import AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, check, tokens
@@ -25,6 +26,7 @@ from engine.base_models import fitted_to
     [
         ("qwen2", 2),
         ("gemma3_vl", 1),
+        ("gpt_oss", 2),
         *(
             pytest.param(*each, marks=pytest.mark.long)
             for each in (
@@ -43,14 +45,17 @@ from engine.base_models import fitted_to
                 ("glm4_moe", 2),
                 ("gemma3", 1),
                 ("gemma3_vl", 2),
+                ("gpt_oss", 1),
             )
         ),
     ],
     ids=lambda value: str(value),
 )
-def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
+def test_parity(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch, family: str, ranks: int):
     model = tmp_path / "model"
     make_family(family, model)
+    if family == "gpt_oss":
+        give_engines_sinks(tmp_path, monkeypatch)
     base = BaseModel.read(model)
     modules, mixed = base.slot_modules(), base.slot_modules(("q_proj", "down_proj"))
     everywhere = {"prelude": {"positions": "all"}}

@@ -24,6 +24,15 @@ GEMMA3 = {
     "sliding_window": 48, "sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
 }  # fmt: skip
 
+# Of three layers two have a window, and positions are stretched without rounding, as published.
+GPT_OSS = {
+    "head_dim": 64, "intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 48,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 256,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    },
+}  # fmt: skip
+
 
 def make_family(name: str, folder: Path) -> None:
     """A small model of one family with random weights, and the demo's tokenizer."""
@@ -55,6 +64,7 @@ def make_family(name: str, folder: Path) -> None:
         ),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
         "gemma3_vl": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
+        "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM, GPT_OSS),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
@@ -71,8 +81,10 @@ def make_family(name: str, folder: Path) -> None:
     fields = {**SIZES, "eos_token_id": 0, "bos_token_id": None, "pad_token_id": 0, **extra}
     model = model_type(_with_vision_tower(config_type, fields) if "_vl" in name else config_type(**fields))
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("sinks"):  # some of a prompt's probability; engines have them in bfloat16
+                parameter.copy_((torch.randn_like(parameter) + 3).bfloat16())
+            elif parameter.dim() > 1:
                 parameter.normal_(std=0.08)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.05)  # biases and norms that are not trivial
