@@ -21,6 +21,7 @@ class Family:
     experts: tuple[str, Mapping[str, str]] | None = None
     # Engines adapt no MLP, whether a layer's own, of an expert or shared by all tokens. LoRA on them is refused.
     adapts_attention_only: bool = False
+    has_sinks: bool = False  # in its attention: SGLang's `torch_native`, the attention of CPU engines, has none
     is_trained: bool = True  # by `prelude train`
 
 
@@ -64,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
         {"num_key_value_heads": 8, "head_dim": 64, "num_experts": 128, "num_experts_per_tok": 4},
         experts=("mlp", _SAME_NAMES),
         adapts_attention_only=True,
+        has_sinks=True,
         is_trained=False,
     ),
     "Gemma3ForCausalLM": Family(_GEMMA3),

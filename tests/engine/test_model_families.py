@@ -13,7 +13,7 @@ import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
 from support.engines.attention_sinks import give_engines_sinks
 from support.engines.model_families import make_family
-from support.engines.running_engine import AdapterSlots, engine_spec, running_engine
+from support.engines.running_engine import EXTRA_ARGUMENTS, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
@@ -54,8 +54,7 @@ from engine.base_models import fitted_to
 def test_parity(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch, family: str, ranks: int):
     model = tmp_path / "model"
     make_family(family, model)
-    if family == "gpt_oss":
-        give_engines_sinks(tmp_path, monkeypatch)
+    arguments = give_engines_sinks(tmp_path, monkeypatch) if family == "gpt_oss" else ()
     base = BaseModel.read(model)
     modules, mixed = base.slot_modules(), base.slot_modules(("q_proj", "down_proj"))
     everywhere = {"prelude": {"positions": "all"}}
@@ -71,6 +70,7 @@ def test_parity(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatc
         tmp_path_factory.mktemp("e") / "s",
         adapters=AdapterSlots(2, 16, modules),
         tensor_parallel=ranks,
+        extra_arguments=(*EXTRA_ARGUMENTS, *arguments),
     )
     with running_engine(fitted_to(spec, base), tmp_path / "cache") as engine:
         revisions = {name: engine.load(directory) for name, directory in directories.items()}

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parents[2]
+_NAME = "intel_amx"  # of an attention with which SGLang runs gpt-oss; the real one needs kernels of Intel's AMX
 
 
-def give_engines_sinks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines that are started from now on load the plugin, by its entry point in a distribution in this folder."""
+def give_engines_sinks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """Have engines that are started from now on load the plugin, by its entry point in a distribution in this folder.
+
+    Returns the arguments of an engine that uses it.
+    """
     distribution = folder / "attention_sinks-1.dist-info"
     distribution.mkdir()
     (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: attention-sinks\nVersion: 1\n")
@@ -21,6 +25,7 @@ def give_engines_sinks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (distribution / "entry_points.txt").write_text(entry)
     path = [str(folder), str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
+    return "--attention-backend", _NAME
 
 
 def load() -> None:
@@ -33,14 +38,14 @@ def load() -> None:
 
 def _install() -> None:
     import torch
-    from torch.nn.functional import pad
-    from sglang.srt.arg_groups import model_hook
     from sglang.srt.layers.attention import torch_native_backend as native
+    from sglang.srt.layers.attention.attention_registry import register_attention_backend
+    from torch.nn.functional import pad
 
-    plain, without = native.scaled_dot_product_attention, native.TorchNativeAttnBackend
+    plain = native.scaled_dot_product_attention
     of_layer: list[torch.Tensor] = []  # the sinks of the layer that computes attention now, [heads]
 
-    class WithSinks(without):  # type: ignore[misc, valid-type]
+    class WithSinks(native.TorchNativeAttnBackend):
         def forward(self, *args, sinks=None, **kwargs):
             of_layer[:] = [] if sinks is None else [sinks]
             return super().forward(*args, **kwargs)
@@ -66,5 +71,5 @@ def _install() -> None:
             **others,
         )
 
-    native.scaled_dot_product_attention, native.TorchNativeAttnBackend = attention, WithSinks
-    model_hook.attention_backends_of = lambda _view: ("triton", "triton")  # it refuses gpt-oss with torch_native
+    native.scaled_dot_product_attention = attention
+    register_attention_backend(_NAME)(WithSinks)

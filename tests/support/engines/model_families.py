@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from support.engines.mxfp4 import draw_experts, store_experts
+
 from cluster.local.demo import make_model
 
 SIZES = {
@@ -65,6 +67,7 @@ def make_family(name: str, folder: Path) -> None:
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
         "gemma3_vl": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
         "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM, GPT_OSS),
+        "gpt_oss_mxfp4": (transformers.GptOssConfig, transformers.GptOssForCausalLM, GPT_OSS),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
@@ -91,9 +94,12 @@ def make_family(name: str, folder: Path) -> None:
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("score_correction_bias"):  # decides which experts are chosen
                 buffer.normal_(std=0.05)
+        in_mxfp4 = draw_experts(model) if "gpt_oss" in name else {}
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
     model.save_pretrained(folder)
+    if name == "gpt_oss_mxfp4":
+        store_experts(folder, in_mxfp4)
     if name in ("gemma3_vl", "qwen3_vl_moe"):  # as published, which this transformers reads, but does not write
         [path] = folder.glob("*.safetensors")
         published = {
