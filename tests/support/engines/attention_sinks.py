@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).parents[2]
-_NAME = "intel_amx"  # of an attention with which SGLang runs gpt-oss; the real one needs kernels of Intel's AMX
+_NAME = "intel_amx"  # with which SGLang takes gpt-oss on CPUs; one without AMX then gets torch_native
 
 
 def give_engines_sinks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
@@ -72,4 +72,5 @@ def _install() -> None:
         )
 
     native.scaled_dot_product_attention = attention
-    register_attention_backend(_NAME)(WithSinks)
+    for name in (_NAME, "torch_native"):
+        register_attention_backend(name)(WithSinks)
