@@ -109,6 +109,18 @@ def test_what_mixtures_leave_out(tmp_path: Path):
     assert base.experts == Experts(config.num_experts, config.moe_intermediate_size, (0,))
 
 
+def test_what_gpt_oss_leaves_out(tmp_path: Path):
+    import transformers
+
+    config = transformers.GptOssConfig(num_hidden_layers=1)
+    stated = {"hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}
+    fields = {**dict.fromkeys(TINY, ...), "architectures": ["GptOssForCausalLM"], **stated, "vocab_size": 9}
+    base = BaseModel.read(write_model_config(tmp_path, **fields))
+    assert (base.kv_heads, base.head_dim) == (config.num_key_value_heads, config.head_dim)
+    assert base.experts == Experts(config.num_local_experts, 8, (0,))
+    assert base.experts.per_token == config.num_experts_per_tok
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
