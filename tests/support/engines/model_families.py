@@ -29,7 +29,7 @@ GEMMA3 = {
 # Of three layers two have a window, and positions are stretched without rounding, as published.
 GPT_OSS = {
     "head_dim": 64, "intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 48,
-    "swiglu_limit": 0.3,  # published: 7, which such small numbers would not reach
+    "swiglu_limit": 0.5,  # published: 7, which such small numbers would not reach
     "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 256,
         "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
@@ -88,6 +88,8 @@ def make_family(name: str, folder: Path) -> None:
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("sinks"):  # some of a prompt's probability; engines have them in bfloat16
                 parameter.copy_((torch.randn_like(parameter) + 3).bfloat16())
+            elif parameter_name.endswith("router.weight"):  # ties would part answers in bfloat16 from those in float32
+                parameter.normal_(std=0.25)
             elif parameter.dim() > 1:
                 parameter.normal_(std=0.08)
             else:

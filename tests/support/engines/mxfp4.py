@@ -19,7 +19,7 @@ def draw_experts(model: Any) -> dict[str, Any]:
             continue
         count, columns, rows = parameter.shape  # transformers keeps them transposed
         codes = torch.randint(16, (count, rows, columns // _BLOCK, _BLOCK), dtype=torch.uint8)
-        scales = torch.randint(119, 122, codes.shape[:-1], dtype=torch.uint8)  # exponents of two, from -127
+        scales = torch.randint(120, 123, codes.shape[:-1], dtype=torch.uint8)  # exponents of two, from -127
         values = torch.tensor(_MAGNITUDES + tuple(-each for each in _MAGNITUDES))[codes.long()]
         weights = torch.ldexp(values, scales.int().unsqueeze(-1) - 127).reshape(count, rows, columns)
         parameter.copy_(weights.mT)
