@@ -113,7 +113,7 @@ def command(spec: EngineSpec) -> list[str]:
         "constrained-json-disable-any-whitespace": True,
         "enable-cache-report": True,
         "enable-metrics": True,
-        "disable-hybrid-swa-memory": True,  # layers with a window keep all KV, so that it has one layout
+        "disable-hybrid-swa-memory": True,  # layers with a window keep all KV, in the one pool that plans count
         "load-snapshot-publish-interval": 1,  # drain and cancellation need current load reports
         "sleep-on-idle": True,
         "skip-server-warmup": True,  # the agent's warm-up covers more

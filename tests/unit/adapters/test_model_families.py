@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from support.adapters.random_adapters import (
     write_random_expert_lora,
@@ -240,6 +241,18 @@ def test_sizes_by_config_json_alone(model_dir: Path, vl: BaseModel, tmp_path: Pa
     matrices = sum(each.numel() for name, each in named if each.dim() > 1 and not name.endswith("bias"))
     saved = 3 * 8 * 3 * 64 * 64 * (4 - 17 / 32) if vl.has_mxfp4 else 0
     assert ModelSizes.read(tmp_path).weight_bytes == 4 * matrices - saved
+
+
+def test_the_reference_unpacks_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On every host: transformers' own choice depends on what else is installed."""
+    monkeypatch.setattr("transformers.quantizers.quantizer_mxfp4.is_accelerate_available", lambda: False)
+    for family in GPT_OSS:
+        make_family(family, tmp_path / family)
+    plain, unpacked = (load_model(tmp_path / family).state_dict() for family in GPT_OSS)
+    assert plain.keys() == unpacked.keys()
+    for name, tensor in plain.items():
+        assert (tensor.dtype, unpacked[name].dtype) == (torch.float32, torch.float32), name
+        assert torch.equal(tensor, unpacked[name]), name
 
 
 @pytest.mark.parametrize(
