@@ -78,6 +78,8 @@ def check_tensor_parallel(size: int, base: BaseModel) -> None:
     widths = {"attention heads": base.heads}
     if base.experts is not None:
         widths["intermediate rows of each expert"] = base.experts.intermediate
+        if base.has_mxfp4:
+            widths["blocks of 32 intermediate rows of each expert"] = base.experts.intermediate // 32
     if base.experts is None or len(base.experts.layers) < base.num_layers:
         widths["intermediate rows"] = base.intermediate
     for what, width in widths.items():
