@@ -70,8 +70,7 @@ class EngineSpec:
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
     kv_page_tokens: int = 1  # tokens per page of the KV cache; the same at both ends of a KV transfer
-    is_multimodal: bool = False  # the model has a vision tower, and is served as text
-    has_mxfp4: bool = False  # the weights of its experts are in MXFP4
+    model_overrides: str | None = None  # a JSON object of fields in the place of config.json's
     max_events_per_s: int = 0  # that it streams, before events carry several tokens; 0: no bound
 
     @property
@@ -120,13 +119,8 @@ def command(spec: EngineSpec) -> list[str]:
         "log-level": "info",
         "log-level-http": "warning",
     }
-    if spec.is_multimodal:
-        # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
-        # tower it loads nevertheless.
-        arguments[MODEL_OVERRIDES.removeprefix("--")] = '{"language_model_only": true}'
-    if spec.has_mxfp4:
-        # On Hopper SGLang's own choice needs triton_kernels, which no package index has.
-        arguments["moe-runner-backend"] = "marlin"
+    if spec.model_overrides is not None:
+        arguments[MODEL_OVERRIDES.removeprefix("--")] = spec.model_overrides
     if can_be(spec.role, ADAPTER_ROLES):
         # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.
         arguments["return-hidden-states-mode"] = "last"

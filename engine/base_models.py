@@ -39,7 +39,7 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             "quantization_config"
         )
     check_tensor_parallel(spec.tensor_parallel, base)
-    spec = replace(spec, is_multimodal=base.is_multimodal, has_mxfp4=base.has_mxfp4)
+    spec = replace(spec, model_overrides=_model_overrides(base))
     if spec.adapters is None:
         return spec
     _check_padding(spec, base)
@@ -53,6 +53,15 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{base} adapt none; name a projection of attention, such as q_proj"
         )
     return replace(spec, adapters=replace(spec.adapters, target_modules=modules, max_expert_rank=expert_rank))
+
+
+def _model_overrides(base: BaseModel) -> str | None:
+    if base.is_multimodal:
+        # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
+        # tower it loads nevertheless.
+        return '{"language_model_only": true}'
+    # SGLang gives attention and router the dtype of config.json, and all else that of the engine.
+    return '{"dtype": null}' if base.architecture == "GptOssForCausalLM" else None
 
 
 def _check_padding(spec: EngineSpec, base: BaseModel) -> None:
@@ -78,8 +87,6 @@ def check_tensor_parallel(size: int, base: BaseModel) -> None:
     widths = {"attention heads": base.heads}
     if base.experts is not None:
         widths["intermediate rows of each expert"] = base.experts.intermediate
-        if base.has_mxfp4:
-            widths["blocks of 32 intermediate rows of each expert"] = base.experts.intermediate // 32
     if base.experts is None or len(base.experts.layers) < base.num_layers:
         widths["intermediate rows"] = base.intermediate
     for what, width in widths.items():

@@ -6,6 +6,7 @@
 """
 
 import contextlib
+import json
 from pathlib import Path
 
 import psutil
@@ -54,7 +55,11 @@ from engine.base_models import fitted_to
 def test_parity(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch, family: str, ranks: int):
     model = tmp_path / "model"
     make_family(family, model)
-    arguments = give_engines_sinks(tmp_path, monkeypatch) if family == "gpt_oss" else ()
+    arguments: tuple[str, ...] = ()
+    if family == "gpt_oss":
+        arguments = give_engines_sinks(tmp_path, monkeypatch)
+        config = json.loads((model / "config.json").read_text())  # with a dtype that is not the engine's
+        (model / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     base = BaseModel.read(model)
     modules, mixed = base.slot_modules(), base.slot_modules(("q_proj", "down_proj"))
     everywhere = {"prelude": {"positions": "all"}}
