@@ -70,7 +70,7 @@ class EngineSpec:
     keys: EngineKeys | None = None  # None: whoever reaches the server may use it, as benchmarks do
     tls: EngineTls | None = None  # None: plain HTTP
     kv_page_tokens: int = 1  # tokens per page of the KV cache; the same at both ends of a KV transfer
-    is_multimodal: bool = False  # the model has a vision tower, and is served as text
+    model_overrides: str | None = None  # a JSON object of fields in the place of config.json's
     max_events_per_s: int = 0  # that it streams, before events carry several tokens; 0: no bound
 
     @property
@@ -112,16 +112,15 @@ def command(spec: EngineSpec) -> list[str]:
         "constrained-json-disable-any-whitespace": True,
         "enable-cache-report": True,
         "enable-metrics": True,
+        "disable-hybrid-swa-memory": True,  # layers with a window keep all KV, in the one pool that plans count
         "load-snapshot-publish-interval": 1,  # drain and cancellation need current load reports
         "sleep-on-idle": True,
         "skip-server-warmup": True,  # the agent's warm-up covers more
         "log-level": "info",
         "log-level-http": "warning",
     }
-    if spec.is_multimodal:
-        # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
-        # tower it loads nevertheless.
-        arguments[MODEL_OVERRIDES.removeprefix("--")] = '{"language_model_only": true}'
+    if spec.model_overrides is not None:
+        arguments[MODEL_OVERRIDES.removeprefix("--")] = spec.model_overrides
     if can_be(spec.role, ADAPTER_ROLES):
         # For embeddings. Costs nothing while nobody asks: the states are those that the logits are computed from.
         arguments["return-hidden-states-mode"] = "last"

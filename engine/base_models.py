@@ -8,6 +8,7 @@ from engine.errors import BaseModelNotRun
 from engine.pin import SGLANG_VERSION
 
 _EXPERTS_IN_EVERY_LAYER = ("Qwen3MoeForCausalLM", "Qwen3VLMoeForConditionalGeneration")
+_ATTENTION = "--attention-backend"
 _CPU_ROWS = 32  # to a multiple of which SGLang pads a rank's intermediate rows
 
 
@@ -27,8 +28,18 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{SGLANG_VERSION} gives every layer of {base.architecture} experts, with weights that are not in the "
             "model: serve a model with experts in every layer"
         )
+    if base.family.has_sinks and spec.device == "cpu" and _ATTENTION not in spec.extra_arguments:
+        raise BaseModelNotRun(
+            f"device is cpu, where SGLang's attention (torch_native) has no sinks, and {base} has: serve it on GPUs"
+        )
+    if base.has_mxfp4 and (spec.device, spec.dtype) != ("cuda", "bfloat16"):
+        raise BaseModelNotRun(
+            f"{base.name or base} has weights in MXFP4, with which engines compute on GPUs in bfloat16 only, and they "
+            f"are on {spec.device} in {spec.dtype}: set device and model.dtype, or serve a checkpoint without "
+            "quantization_config"
+        )
     check_tensor_parallel(spec.tensor_parallel, base)
-    spec = replace(spec, is_multimodal=base.is_multimodal)
+    spec = replace(spec, model_overrides=_model_overrides(base))
     if spec.adapters is None:
         return spec
     _check_padding(spec, base)
@@ -42,6 +53,15 @@ def fitted_to(spec: EngineSpec, base: BaseModel) -> EngineSpec:
             f"{base} adapt none; name a projection of attention, such as q_proj"
         )
     return replace(spec, adapters=replace(spec.adapters, target_modules=modules, max_expert_rank=expert_rank))
+
+
+def _model_overrides(base: BaseModel) -> str | None:
+    if base.is_multimodal:
+        # As checkpoints without a tower say. SGLang's option of that name excludes prefill and decode engines. Gemma's
+        # tower it loads nevertheless.
+        return '{"language_model_only": true}'
+    # SGLang gives attention and router the dtype of config.json, and all else that of the engine.
+    return '{"dtype": null}' if base.architecture == "GptOssForCausalLM" else None
 
 
 def _check_padding(spec: EngineSpec, base: BaseModel) -> None:

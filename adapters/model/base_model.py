@@ -49,6 +49,7 @@ class BaseModel:
     name: str = field(default="", compare=False)  # the directory it was read from; not part of its identity
     experts: Experts | None = None  # None: every layer has an MLP
     context_length: int | None = field(default=None, compare=False)  # of config.json; None: it has none
+    has_mxfp4: bool = field(default=False, compare=False)  # its experts' weights are stored in MXFP4
 
     @classmethod
     def read(cls, model_dir: Path | str) -> Self:
@@ -139,6 +140,7 @@ class BaseModel:
             name=str(path.parent),
             experts=experts,
             context_length=_context_length({**defaults, **config}),
+            has_mxfp4=_has_mxfp4(config),
         )
 
     @property
@@ -240,6 +242,11 @@ def text_fields(config: dict[str, Any], path: Path) -> dict[str, Any]:
     if not isinstance(text, dict):
         raise BaseModelInvalid(f"{path}: text_config is {str(text)[:80]}; it must be an object with the text's sizes")
     return text
+
+
+def _has_mxfp4(config: dict[str, Any]) -> bool:
+    quantization = config.get("quantization_config")
+    return isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
 
 
 def name_of_module(layer: int, module: str, layers: str = _LAYERS) -> str:

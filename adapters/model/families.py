@@ -21,6 +21,7 @@ class Family:
     experts: tuple[str, Mapping[str, str]] | None = None
     # Engines adapt no MLP, whether a layer's own, of an expert or shared by all tokens. LoRA on them is refused.
     adapts_attention_only: bool = False
+    has_sinks: bool = False  # in its attention: SGLang's `torch_native`, the attention of CPU engines, has none
     is_trained: bool = True  # by `prelude train`
 
 
@@ -60,6 +61,13 @@ FAMILIES: Mapping[str, Family] = {
         is_trained=False,
         experts=("mlp", _SAME_NAMES),
     ),
+    "GptOssForCausalLM": Family(
+        {"num_key_value_heads": 8, "head_dim": 64, "num_experts": 128, "num_experts_per_tok": 4},
+        experts=("mlp", _SAME_NAMES),
+        adapts_attention_only=True,
+        has_sinks=True,
+        is_trained=False,
+    ),
     "Gemma3ForCausalLM": Family(_GEMMA3),
     "Gemma3ForConditionalGeneration": Family(_GEMMA3, is_multimodal=True, is_trained=False),
 }  # fmt: skip
@@ -78,9 +86,6 @@ _REASONS = {
     ),
     "the heads of its layers have two sizes, and adapter slots have one": (
         "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
-    ),
-    "SGLang's CPU engines, on which Prelude is checked against a reference, have no attention sinks": (
-        "GptOssForCausalLM",
     ),
     "SGLang's CPU engines, on which Prelude is checked against a reference, have no attention in chunks": (
         "Llama4ForCausalLM", "Llama4ForConditionalGeneration",

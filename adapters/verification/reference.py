@@ -20,10 +20,12 @@ _EXPERT_KEY = re.compile(r".*\.layers\.\d+\..*\.experts\.\d+\.(?P<module>\w+)\.l
 
 def load_model(model_dir: Path | str) -> Any:
     """The base model in float32, ready to run."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Mxfp4Config
 
-    kind = AutoModelForImageTextToText if BaseModel.read(model_dir).is_multimodal else AutoModelForCausalLM
-    return kind.from_pretrained(model_dir, dtype=torch.float32).eval()
+    base = BaseModel.read(model_dir)
+    kind = AutoModelForImageTextToText if base.is_multimodal else AutoModelForCausalLM
+    unpacked: dict[str, Any] = {"quantization_config": Mxfp4Config(dequantize=True)} if base.has_mxfp4 else {}
+    return kind.from_pretrained(model_dir, dtype=torch.float32, **unpacked).float().eval()
 
 
 @contextmanager

@@ -64,15 +64,16 @@ def fitted_spec(config: ClusterConfig, name: str, scratch: Path, base: BaseModel
     """One worker's engine spec, fitted to the base model. Raises ConfigError if the engine cannot serve it."""
     check_kv_transfers(config, base)
     spec = engine_spec(config, name, scratch)
-    if base.is_multimodal and _values_of(MODEL_OVERRIDES, spec.extra_arguments):
-        raise ConfigError(
-            f"worker {name}: its engine's arguments have {MODEL_OVERRIDES}, with which Prelude has "
-            f"{base.architecture} served as text; change the model's config.json instead"
-        )
     try:
-        return fitted_to(spec, base)
+        fitted = fitted_to(spec, base)
     except BaseModelNotRun as error:
         raise ConfigError(f"worker {name} cannot start: {error}") from error
+    if fitted.model_overrides is not None and _values_of(MODEL_OVERRIDES, spec.extra_arguments):
+        raise ConfigError(
+            f"worker {name}: its engine's arguments have {MODEL_OVERRIDES}, which Prelude gives engines of "
+            f"{base.architecture} itself; change the model's config.json instead"
+        )
+    return fitted
 
 
 def check_socket_paths(name: str, scratch: Path) -> None:

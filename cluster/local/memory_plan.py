@@ -25,6 +25,7 @@ _MAX_INDEX_BYTES = 64 * 1024**2
 _DTYPES: dict[str, EngineDtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _STORED_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _VISION_TOWER = "model.visual."  # which engines do not load
+_MXFP4_BYTES = 17 / 32  # four bits for each weight, and a byte for the scale of 32
 _SERVED = ("F64", "F32", "F16", "BF16")  # converted to the serving dtype
 
 
@@ -50,7 +51,7 @@ class ModelSizes:
         if files:
             weight_bytes, weights_from = sum(_tensor_bytes(file, dtype) for file in files), "its safetensors files"
         else:
-            weight_bytes, weights_from = _parameters(base) * ITEM_BYTES[dtype], "config.json, as there are no weights"
+            weight_bytes, weights_from = _weight_bytes(base, dtype), "config.json, as there are no weights"
         context = config.get("max_position_embeddings")
         return cls(base, dtype, weight_bytes, weights_from, context if isinstance(context, int) else None)
 
@@ -147,9 +148,17 @@ def _tensor_bytes(path: Path, dtype: EngineDtype) -> int:
         raise BaseModelInvalid(f"{path} is not a safetensors file: {error}") from error
 
 
-def _parameters(base: BaseModel) -> int:
-    """Number of weights of the model, norms left out. Embeddings are counted twice, as if they were not tied."""
-    return 2 * base.vocabulary * base.hidden + int(layer_weights(base, base.experts.count if base.experts else 0))
+def _weight_bytes(base: BaseModel, dtype: EngineDtype) -> int:
+    """Bytes of the model's weights, norms left out. Embeddings are counted twice, as if they were not tied."""
+    others = layer_weights(base, 0)
+    experts = layer_weights(base, base.experts.count) - others if base.experts else 0.0
+    others += 2 * base.vocabulary * base.hidden
+    return int(others * ITEM_BYTES[dtype] + experts * expert_item_bytes(base, dtype))
+
+
+def expert_item_bytes(base: BaseModel, dtype: EngineDtype) -> float:
+    """Bytes of one weight of an expert of a model that is served in `dtype`."""
+    return _MXFP4_BYTES if base.has_mxfp4 else ITEM_BYTES[dtype]
 
 
 def layer_weights(base: BaseModel, num_experts: float) -> float:

@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass
 
 from adapters.model.footprint import ITEM_BYTES
-from cluster.local.memory_plan import ModelSizes, layer_weights
+from cluster.local.memory_plan import ModelSizes, expert_item_bytes, layer_weights
 from cluster.planning.gpus import Gpu
 
 
@@ -81,16 +81,21 @@ class Speed:
 
     def _weights(self, tokens: float) -> float:
         """Number of the layers' weights that a batch of `tokens` uses; in mixtures, the expected number."""
-        dense, experts = _layer_weights(self.sizes.base, 0), self.sizes.base.experts
-        if experts is None:
-            return dense
+        return _layer_weights(self.sizes.base, 0) + self._expert_weights(tokens)
+
+    def _expert_weights(self, tokens: float) -> float:
+        """Those of routed experts."""
+        if (experts := self.sizes.base.experts) is None:
+            return 0.0
         missed = (1 - experts.per_token / experts.count) ** tokens  # by tokens that choose at random
-        return dense + experts.count * (1 - missed) * (_layer_weights(self.sizes.base, 1) - dense)
+        one = _layer_weights(self.sizes.base, 1) - _layer_weights(self.sizes.base, 0)
+        return experts.count * (1 - missed) * one
 
     def _read_weights_s(self, tokens: float) -> float:
         """Without the input embedding, of which a row per token is read. Quantised weights are as small as stored."""
         base = self.sizes.base
-        read = (self._weights(tokens) + base.vocabulary * base.hidden) * ITEM_BYTES[self.sizes.dtype]
+        others = (_layer_weights(base, 0) + base.vocabulary * base.hidden) * ITEM_BYTES[self.sizes.dtype]
+        read = others + self._expert_weights(tokens) * expert_item_bytes(base, self.sizes.dtype)
         size = min(read, self.sizes.weight_bytes) / self.tensor_parallel
         return size / (self.gpu.memory_bytes_per_s * self.coefficients.bandwidth_share)
 

@@ -23,7 +23,7 @@ from engine.base_models import fitted_to
 
 pytestmark = pytest.mark.long
 LEAST_MEAN_OF_ANOTHER = 0.2
-NEWER = ("qwen3_vl", "qwen3_vl_moe", "glm4", "glm4_moe", "gemma3_vl")
+NEWER = ("qwen3_vl", "qwen3_vl_moe", "glm4", "glm4_moe", "gemma3_vl", "gpt_oss", "gpt_oss_mxfp4")
 NEW_TOKENS = 40
 CHUNK = 64  # the engine's
 

@@ -6,13 +6,15 @@
 """
 
 import contextlib
+import json
 from pathlib import Path
 
 import psutil
 import pytest
 from support.adapters.random_adapters import write_random_lora, write_random_mixed, write_random_reft
+from support.engines.attention_sinks import give_engines_sinks
 from support.engines.model_families import make_family
-from support.engines.running_engine import AdapterSlots, engine_spec, running_engine
+from support.engines.running_engine import EXTRA_ARGUMENTS, AdapterSlots, engine_spec, running_engine
 from support.engines.unified_engine import Unified, check, tokens
 
 from adapters.model.base_model import BaseModel
@@ -25,6 +27,7 @@ from engine.base_models import fitted_to
     [
         ("qwen2", 2),
         ("gemma3_vl", 1),
+        ("gpt_oss", 2),
         *(
             pytest.param(*each, marks=pytest.mark.long)
             for each in (
@@ -43,14 +46,20 @@ from engine.base_models import fitted_to
                 ("glm4_moe", 2),
                 ("gemma3", 1),
                 ("gemma3_vl", 2),
+                ("gpt_oss", 1),
             )
         ),
     ],
     ids=lambda value: str(value),
 )
-def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
+def test_parity(tmp_path: Path, tmp_path_factory, monkeypatch: pytest.MonkeyPatch, family: str, ranks: int):
     model = tmp_path / "model"
     make_family(family, model)
+    arguments: tuple[str, ...] = ()
+    if family == "gpt_oss":
+        arguments = give_engines_sinks(tmp_path, monkeypatch)
+        config = json.loads((model / "config.json").read_text())  # with a dtype that is not the engine's
+        (model / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     base = BaseModel.read(model)
     modules, mixed = base.slot_modules(), base.slot_modules(("q_proj", "down_proj"))
     everywhere = {"prelude": {"positions": "all"}}
@@ -66,6 +75,7 @@ def test_parity(tmp_path: Path, tmp_path_factory, family: str, ranks: int):
         tmp_path_factory.mktemp("e") / "s",
         adapters=AdapterSlots(2, 16, modules),
         tensor_parallel=ranks,
+        extra_arguments=(*EXTRA_ARGUMENTS, *arguments),
     )
     with running_engine(fitted_to(spec, base), tmp_path / "cache") as engine:
         revisions = {name: engine.load(directory) for name, directory in directories.items()}

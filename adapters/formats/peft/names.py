@@ -43,7 +43,7 @@ _REFUSED_TENSORS = {
     ".base_layer.": "it is a weight of the base model; save only the adapter",
     ".bias": "trained biases are not served; train with bias='none' and lora_bias=False",
 }
-_OF_A_ROUTER = re.compile(r".*\.(mlp|block_sparse_moe)\.gate\.lora_.*")
+_OF_A_ROUTER = re.compile(r".*\.(mlp|block_sparse_moe)\.(gate|router)\.lora_.*")
 ROUTER_REFUSED = (
     "LoRA on a router changes which experts are chosen, and is not served; train without it: name the projections in "
     "target_modules, such as q_proj, gate_proj, up_proj and down_proj"

@@ -15,7 +15,8 @@ from support.adapters.random_adapters import (
     write_random_mixed,
     write_random_reft,
 )
-from support.clusters.running_cluster import CHUNK_TOKENS, running_cluster
+from support.clusters.running_cluster import CHUNK_TOKENS, ENGINE, running_cluster
+from support.engines.attention_sinks import give_engines_sinks
 from support.engines.model_families import make_family
 from support.engines.parity import (
     check_adapters_matter,
@@ -33,8 +34,8 @@ pytestmark = pytest.mark.long
 PROMPTS = random_prompts(5, 9, 2 * CHUNK_TOKENS + 5)
 
 
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_vl", "glm4", "glm4_moe"])
-def test_other_families(tmp_path: Path, family: str):
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen3_vl_moe", "gemma3", "gemma3_vl", "glm4", "glm4_moe", "gpt_oss"])
+def test_other_families(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str):
     model = tmp_path / "model"
     make_family(family, model)
     base = BaseModel.read(model)
@@ -46,9 +47,11 @@ def test_other_families(tmp_path: Path, family: str):
     }
     cases = reference_cases(model, tmp_path, adapters, itertools.product((None, *adapters), PROMPTS))
     check_adapters_matter(cases)
+    arguments = give_engines_sinks(tmp_path, monkeypatch) if family == "gpt_oss" else ()
+    engine = {**ENGINE, "extra_arguments": list(arguments)}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     with (
-        running_cluster(tmp_path, model, adapters) as cluster,
+        running_cluster(tmp_path, model, adapters, engine=engine) as cluster,
         httpx.Client(base_url=cluster.url, timeout=120) as client,
     ):
         check_together(cluster.url, cases, 1, echo=True, logprobs=1)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from support.engines.mxfp4 import draw_experts, store_experts
+
 from cluster.local.demo import make_model
 
 SIZES = {
@@ -22,6 +24,16 @@ SIZES = {
 GEMMA3 = {
     "head_dim": 32, "intermediate_size": 192, "tie_word_embeddings": True, "query_pre_attn_scalar": 24,
     "sliding_window": 48, "sliding_window_pattern": 2, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}  # fmt: skip
+
+# Of three layers two have a window, and positions are stretched without rounding, as published.
+GPT_OSS = {
+    "head_dim": 64, "intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 48,
+    "swiglu_limit": 0.5,  # published: 7, which such small numbers would not reach
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 256,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    },
 }  # fmt: skip
 
 
@@ -55,6 +67,8 @@ def make_family(name: str, folder: Path) -> None:
         ),
         "gemma3": (transformers.Gemma3TextConfig, transformers.Gemma3ForCausalLM, GEMMA3),
         "gemma3_vl": (transformers.Gemma3Config, transformers.Gemma3ForConditionalGeneration, GEMMA3),
+        "gpt_oss": (transformers.GptOssConfig, transformers.GptOssForCausalLM, GPT_OSS),
+        "gpt_oss_mxfp4": (transformers.GptOssConfig, transformers.GptOssForCausalLM, GPT_OSS),
         "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": None}),
         "qwen3_moe": (
             transformers.Qwen3MoeConfig, transformers.Qwen3MoeForCausalLM,
@@ -71,17 +85,24 @@ def make_family(name: str, folder: Path) -> None:
     fields = {**SIZES, "eos_token_id": 0, "bos_token_id": None, "pad_token_id": 0, **extra}
     model = model_type(_with_vision_tower(config_type, fields) if "_vl" in name else config_type(**fields))
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("sinks"):  # some of a prompt's probability; engines have them in bfloat16
+                parameter.copy_((torch.randn_like(parameter) + 3).bfloat16())
+            elif parameter_name.endswith("router.weight"):  # ties would part answers in bfloat16 from those in float32
+                parameter.normal_(std=0.25)
+            elif parameter.dim() > 1:
                 parameter.normal_(std=0.08)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.05)  # biases and norms that are not trivial
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("score_correction_bias"):  # decides which experts are chosen
                 buffer.normal_(std=0.05)
+        in_mxfp4 = draw_experts(model) if "gpt_oss" in name else {}
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
     model.save_pretrained(folder)
+    if name == "gpt_oss_mxfp4":
+        store_experts(folder, in_mxfp4)
     if name in ("gemma3_vl", "qwen3_vl_moe"):  # as published, which this transformers reads, but does not write
         [path] = folder.glob("*.safetensors")
         published = {

@@ -1,9 +1,10 @@
 """Families that are unlike Llama: sizes, adapters' tensor names, what is refused.
 
 A Qwen3 or Gemma 3 in a multimodal checkpoint is served as text. GLM-4 keeps gate and up in one projection; of its
-mixtures engines adapt no MLP.
+mixtures, and of gpt-oss, engines adapt no MLP.
 """
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from support.adapters.random_adapters import (
     write_random_expert_lora,
@@ -20,6 +22,7 @@ from support.adapters.random_adapters import (
 )
 from support.adapters.tiny_model import TINY, write_model_config
 from support.engines.model_families import make_family
+from support.engines.model_sizes import GPT_OSS_20B
 
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, BaseModelInvalid
 from adapters.formats import Limits, read_adapter
@@ -38,9 +41,10 @@ GEMMA = "Gemma3ForConditionalGeneration"
 
 
 VISION, GLM = ["qwen3_vl", "qwen3_vl_moe", "gemma3_vl"], ["glm4", "glm4_moe"]
+GPT_OSS = ["gpt_oss", "gpt_oss_mxfp4"]
 
 
-@pytest.fixture(scope="module", params=[*VISION, *GLM])
+@pytest.fixture(scope="module", params=[*VISION, *GLM, *GPT_OSS])
 def model_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("families") / "model"
     make_family(request.param, folder)
@@ -68,8 +72,10 @@ def test_sizes_are_those_of_the_text(model_dir: Path, vl: BaseModel, tmp_path: P
     state = load_model(model_dir).state_dict(keep_vars=True)
     loaded = {id(tensor): tensor.numel() for name, tensor in state.items() if "visual" not in name}
     sizes = ModelSizes.read(model_dir)
-    assert (sizes.weight_bytes, sizes.dtype) == (4 * sum(loaded.values()), "float32")
-    assert sizes.kv_bytes_per_token == 2 * 3 * 2 * 32 * 4
+    # Of each layer 8 experts of three matrices of 64 by 64, which take 17/32 bytes and not 4.
+    saved = 3 * 8 * 3 * 64 * 64 * (4 - 17 / 32) if vl.has_mxfp4 else 0
+    assert (sizes.weight_bytes, sizes.dtype) == (4 * sum(loaded.values()) - saved, "float32")
+    assert sizes.kv_bytes_per_token == 2 * 3 * 2 * (64 if "GptOss" in vl.architecture else 32) * 4
     assert sizes.max_context == vl.context_length == 2048
 
 
@@ -102,6 +108,18 @@ def test_what_mixtures_leave_out(tmp_path: Path):
     base = BaseModel.read(tmp_path)
     assert (base.kv_heads, base.head_dim) == (config.num_key_value_heads, 8)
     assert base.experts == Experts(config.num_experts, config.moe_intermediate_size, (0,))
+
+
+def test_what_gpt_oss_leaves_out(tmp_path: Path):
+    import transformers
+
+    config = transformers.GptOssConfig(num_hidden_layers=1)
+    stated = {"hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4}
+    fields = {**dict.fromkeys(TINY, ...), "architectures": ["GptOssForCausalLM"], **stated, "vocab_size": 9}
+    base = BaseModel.read(write_model_config(tmp_path, **fields))
+    assert (base.kv_heads, base.head_dim) == (config.num_key_value_heads, config.head_dim)
+    assert base.experts == Experts(config.num_local_experts, 8, (0,))
+    assert base.experts.per_token == config.num_experts_per_tok
 
 
 @pytest.mark.parametrize(
@@ -216,11 +234,41 @@ def test_lora_on_experts_inside(tmp_path: Path):
     assert (entry.layer, entry.module, entry.experts) == (1, "up_proj", ((3, 3),))
 
 
-@pytest.mark.parametrize("model_dir", GLM, indirect=True)
-def test_sizes_by_config_json_alone(model_dir: Path, tmp_path: Path):
+@pytest.mark.parametrize("model_dir", [*GLM, *GPT_OSS], indirect=True)
+def test_sizes_by_config_json_alone(model_dir: Path, vl: BaseModel, tmp_path: Path):
     (tmp_path / "config.json").write_bytes((model_dir / "config.json").read_bytes())
-    matrices = sum(parameter.numel() for parameter in load_model(model_dir).parameters() if parameter.dim() > 1)
-    assert ModelSizes.read(tmp_path).weight_bytes == 4 * matrices
+    named = load_model(model_dir).named_parameters()
+    matrices = sum(each.numel() for name, each in named if each.dim() > 1 and not name.endswith("bias"))
+    saved = 3 * 8 * 3 * 64 * 64 * (4 - 17 / 32) if vl.has_mxfp4 else 0
+    assert ModelSizes.read(tmp_path).weight_bytes == 4 * matrices - saved
+
+
+def test_the_reference_unpacks_mxfp4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On every host: transformers' own choice depends on what else is installed."""
+    monkeypatch.setattr("transformers.quantizers.quantizer_mxfp4.is_accelerate_available", lambda: False)
+    for family in GPT_OSS:
+        make_family(family, tmp_path / family)
+    plain, unpacked = (load_model(tmp_path / family).state_dict() for family in GPT_OSS)
+    assert plain.keys() == unpacked.keys()
+    for name, tensor in plain.items():
+        assert (tensor.dtype, unpacked[name].dtype) == (torch.float32, torch.float32), name
+        assert torch.equal(tensor, unpacked[name]), name
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "stored", "active"), [(24, 32, 13_761_264_768, 3.6e9), (36, 128, 65_248_815_744, 5.1e9)]
+)
+def test_sizes_of_gpt_oss(tmp_path: Path, layers: int, experts: int, stored: int, active: float):
+    """20B and 120B: the bytes of the published weights, and by the model cards the parameters that are active."""
+    config = {**GPT_OSS_20B, "num_hidden_layers": layers, "num_local_experts": experts}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = ModelSizes.read(tmp_path)
+    assert found.dtype == "bfloat16"
+    assert found.weight_bytes == pytest.approx(stored, rel=0.003)
+    assert found.kv_bytes_per_token == layers * 2 * 8 * 64 * 2
+    base = found.base
+    assert layer_weights(base, 4) + base.vocabulary * base.hidden == pytest.approx(active, rel=0.02)
+    assert expert_bytes(base, 4, "bfloat16") == 0  # slots have none
 
 
 def test_sizes_of_glm_4_5_air(tmp_path: Path):
@@ -258,10 +306,22 @@ def test_parts_of_the_fused_projection_are_its_rows(model_dir: Path, vl: BaseMod
     assert same == pytest.approx(effect, abs=1e-4)
 
 
-@pytest.mark.parametrize("model_dir", ["glm4_moe"], indirect=True)
 @pytest.mark.parametrize(
-    "module",
-    ["0.mlp.down_proj", "1.mlp.experts.2.up_proj", "1.mlp.experts", "1.mlp.shared_experts.gate_proj", "1.mlp.gate"],
+    ("model_dir", "module"),
+    [
+        *(
+            ("glm4_moe", each)
+            for each in (
+                "0.mlp.down_proj",
+                "1.mlp.experts.2.up_proj",
+                "1.mlp.experts",
+                "1.mlp.shared_experts.gate_proj",
+                "1.mlp.gate",
+            )
+        ),
+        *(("gpt_oss", each) for each in ("1.mlp.experts.2.up_proj", "1.mlp.experts", "1.mlp.router")),
+    ],
+    indirect=["model_dir"],
 )
 def test_lora_outside_of_attention_is_refused(
     model_dir: Path, vl: BaseModel, limits: Limits, tmp_path: Path, module: str

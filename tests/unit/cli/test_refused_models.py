@@ -28,7 +28,6 @@ COMMANDS = (
         ("Qwen3_5MoeForConditionalGeneration", "hybrid: SGLang's CPU engines"),
         ("NemotronHForCausalLM", "hybrid: SGLang's CPU engines"),
         ("Gemma4ForConditionalGeneration", "two sizes"),
-        ("GptOssForCausalLM", "attention sinks"),
         ("Llama4ForConditionalGeneration", "in chunks"),
         ("GPT2LMHeadModel", "adapters are served for LlamaForCausalLM"),
     ],

@@ -29,6 +29,11 @@ def words(name: str) -> list[str]:
     return command(engine_spec(CONFIG, name, Path("/scratch")))
 
 
+def test_layers_with_a_window_keep_all_kv():
+    """SGLang would keep the window's alone, in a pool of its own, by a share of memory that no plan here counts."""
+    assert all("--disable-hybrid-swa-memory" in words(name) for name in ("p", "d", "g"))
+
+
 def test_kv_has_the_pages_of_the_configuration():
     spec = engine_spec(CONFIG, "d", Path("/scratch"))
     assert "--page-size" not in command(spec)  # SGLang chooses

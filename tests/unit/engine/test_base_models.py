@@ -17,6 +17,7 @@ DENSE = BaseModel(
 MIXTURE = replace(DENSE, architecture="Qwen3MoeForCausalLM", experts=Experts(5, 20, (0, 1, 2)))
 MIXTRAL = replace(DENSE, architecture="MixtralForCausalLM", experts=Experts(5, 48, (0, 1, 2)))
 GLM = replace(DENSE, architecture="Glm4MoeForCausalLM", experts=Experts(5, 20, (1, 2)))
+GPT_OSS = replace(DENSE, architecture="GptOssForCausalLM", experts=Experts(5, 48, (0, 1, 2)))
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -83,4 +84,33 @@ def test_shares_that_sglang_pads_on_cpus_are_refused(model: BaseModel, ranks: in
 def test_shares_that_need_no_padding():
     for model in (replace(DENSE, intermediate=128), GLM, MIXTURE, replace(MIXTURE, intermediate=46)):
         fitted_to(replace(spec(MODULES), tensor_parallel=2), model)
-    assert fitted_to(spec(None), replace(DENSE, architecture="Qwen3VLForConditionalGeneration")).is_multimodal
+    as_text = fitted_to(spec(None), replace(DENSE, architecture="Qwen3VLForConditionalGeneration"))
+    assert as_text.model_overrides == '{"language_model_only": true}'
+
+
+@pytest.mark.parametrize("modules", [MODULES, None])
+def test_sinks_on_cpus_are_refused_in_every_role(modules):
+    with pytest.raises(BaseModelNotRun, match=r"device is cpu, where .* no sinks, and GptOssForCausalLM .*on GPUs"):
+        fitted_to(spec(modules), GPT_OSS)
+    other = replace(spec(modules), extra_arguments=("--attention-backend", "another"))
+    for possible in (other, replace(spec(modules), device="cuda")):
+        assert fitted_to(possible, GPT_OSS).role == possible.role
+
+
+@pytest.mark.parametrize("modules", [MODULES, None])
+@pytest.mark.parametrize(
+    ("device", "dtype", "says"),
+    [
+        ("cuda", "bfloat16", ""),
+        ("cuda", "float16", "on cuda in float16"),
+        ("cpu", "bfloat16", "on cpu in bfloat16"),
+    ],
+)
+def test_mxfp4_runs_on_gpus_in_bfloat16(modules, device: str, dtype: str, says: str):
+    """SGLang computes in bfloat16 whatever it is told, and adapters would come in another dtype."""
+    model, asked = replace(MIXTURE, has_mxfp4=True), replace(spec(modules), device=device, dtype=dtype)
+    if says:
+        with pytest.raises(BaseModelNotRun, match=rf"weights in MXFP4.*{says}: set device and model.dtype"):
+            fitted_to(asked, model)
+    else:
+        assert fitted_to(asked, model) == fitted_to(asked, MIXTURE)

@@ -250,19 +250,23 @@ def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
-def test_engines_leave_out_a_vision_tower(tmp_path: Path):
-    """In every role: SGLang's own option excludes prefill and decode engines."""
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [("Qwen3VLForConditionalGeneration", {"language_model_only": True}), ("GptOssForCausalLM", {"dtype": None})],
+)
+def test_fields_in_the_place_of_those_of_config_json(tmp_path: Path, architecture: str, overrides: dict[str, object]):
+    """In every role: a vision tower is left out, and a dtype that would be used beside the engine's."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
     text = BaseModel.read(tmp_path)
-    base = replace(text, architecture="Qwen3VLForConditionalGeneration")
+    base = replace(text, architecture=architecture)
     found = config({"p": P, "d": D, "u": U})
     for name in found.workers:
         arguments = command(fitted_spec(found, name, tmp_path, base))
         place = arguments.index("--json-model-override-args")
-        assert json.loads(arguments[place + 1]) == {"language_model_only": True}
+        assert json.loads(arguments[place + 1]) == overrides
         assert "--json-model-override-args" not in command(fitted_spec(found, name, tmp_path, text))
     given = config({"p": P, "d": D}, extra_arguments=["--json-model-override-args={}"])
-    with pytest.raises(ConfigError, match=r"worker p: .*Qwen3VL.* served as text.*config\.json instead"):
+    with pytest.raises(ConfigError, match=rf"worker p: .*which Prelude gives .*{architecture}.*config\.json instead"):
         fitted_spec(given, "p", tmp_path, base)
 
 

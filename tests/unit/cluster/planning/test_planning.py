@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from support.commands import run_command
-from support.engines.model_sizes import LLAMA_8B, LLAMA_70B
+from support.engines.model_sizes import GPT_OSS_20B, LLAMA_8B, LLAMA_70B
 from support.engines.model_sizes import QWEN3_30B_A3B as MIXTURE
 
 from cluster.agent.engine_spec import base_model_of, fitted_spec
@@ -168,6 +168,17 @@ def test_experts(sizes):
     assert speed._weights(1) == pytest.approx(48 * (dense + 8 * expert))
     assert speed._weights(10_000) == pytest.approx(48 * (dense + 128 * expert))
     assert planned(LOAD, sizes(MIXTURE)).num_gpus <= planned(LOAD, sizes(LLAMA_8B)).num_gpus + 1
+
+
+def test_experts_in_mxfp4_are_read_as_they_are_stored(sizes):
+    """One token reads 4 of 32 experts of each layer, at 17/32 bytes a weight, and all else in bfloat16."""
+    gpu = GPUS["h200"]
+    speed = Speed(sizes(GPT_OSS_20B), gpu, 1)
+    dense = 24 * (2 * 4096 * 2880 + 2 * 512 * 2880 + 32 * 2880) + 201088 * 2880
+    read = 2 * dense + 24 * 4 * 3 * 2880 * 2880 * 17 / 32
+    each = speed.coefficients
+    read_s = read / (gpu.memory_bytes_per_s * each.bandwidth_share)
+    assert speed.step_s(1, 0) == pytest.approx(read_s + each.step_s + each.sequence_s)
 
 
 def test_objectives_that_nothing_keeps_are_named(sizes):
