@@ -68,8 +68,9 @@ class PrefillAgent(AdapterHolder):
             if ours and theirs and not self.is_warm_with(peer) and self._fits(description, peer):
                 try:
                     await warm_pair(
-                        self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer
-                    )
+                        self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer,
+                        were_used=self.was_used and peer.state is not None and peer.state.ready,
+                    )  # fmt: skip
                 except EngineError as error:
                     log.warning(
                         "pair warm-up failed; retrying", extra={"fields": {"decode": peer.name, "error": str(error)}}

@@ -62,14 +62,20 @@ async def warm_engine(engine: EngineClient, model: str) -> None:
     log.info("engine warm", extra={"fields": {"seconds": round(time.monotonic() - started_at, 3)}})
 
 
-async def warm_pair(prefill: EngineClient, kv_host: str, kv_bootstrap_port: int, model: str, decode: Peer) -> None:
-    """Return once the pair has transferred KV cache. On EngineError the requests are aborted on both engines."""
+async def warm_pair(
+    prefill: EngineClient, kv_host: str, kv_bootstrap_port: int, model: str, decode: Peer, *, were_used: bool
+) -> None:
+    """Return once the pair has transferred KV cache. On EngineError the requests are aborted on both engines.
+
+    `were_used`: both engines have answered each kind of request, so only the connections between them are new. One
+    request sets those up. It waits behind all others at the decode engine, which may be full.
+    """
     assert decode.description is not None
     started_at = time.monotonic()
     description = decode.description
     client = EngineClient(description.engine_url, key=description.engine_key, tls=decode.engine_tls)
     async with aclosing(client) as decode_engine:
-        for fields in WARM_UP_REQUESTS:
+        for fields in WARM_UP_REQUESTS[:1] if were_used else WARM_UP_REQUESTS:
             handoff = {"bootstrap_host": kv_host, "bootstrap_port": kv_bootstrap_port}
             await _send_request(prefill, decode_engine, {**_warm_up_body(model, fields), **handoff})
     log.info("pair warm", extra={"fields": {"decode": decode.name, "seconds": round(time.monotonic() - started_at, 3)}})

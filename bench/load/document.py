@@ -6,9 +6,11 @@ import msgspec
 
 from bench.load.generator import Outcome
 from bench.load.options import Load
+from bench.load.record import Record
 from bench.load.summary import duration_s, summary
 from bench.load.sweep import Found
 from bench.measuring import provenance
+from bench.workloads.lengths import PhasedLengths
 
 FORMAT = "prelude-bench-load/1"
 SWEEP_FORMAT = "prelude-bench-load-sweep/1"
@@ -24,8 +26,25 @@ def document(load: Load, outcome: Outcome, command: str, slo_ms: dict[str, float
         "workload": described(load),
         "generator": generator_of(outcome),
         "summary": summary(outcome.records, slo_ms),
+        **phases_of(load, outcome, slo_ms),
         "requests": [msgspec.to_builtins(record) for record in outcome.records],
     }
+
+
+def phases_of(load: Load, outcome: Outcome, slo_ms: dict[str, float]) -> dict[str, Any]:
+    """The summary of each phase, of the requests that were due in it; nothing for a load without phases."""
+    lengths = load.workload.lengths
+    if not isinstance(lengths, PhasedLengths):
+        return {}
+    records: list[list[Record]] = [[] for _ in lengths.phases]
+    for record in outcome.records:
+        records[lengths.phase_of(record.session)].append(record)
+    found = [
+        {**msgspec.to_builtins(phase), "summary": summary(due, slo_ms)}
+        for phase, due in zip(lengths.phases, records, strict=True)
+        if due  # none after Ctrl-C
+    ]
+    return {"phases": found}
 
 
 def generator_of(outcome: Outcome) -> dict[str, Any]:

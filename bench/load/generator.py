@@ -17,6 +17,7 @@ from bench.errors import BenchError
 from bench.load.options import Load
 from bench.load.process import Job, Progress, Share, run_share
 from bench.load.record import Record
+from bench.workloads.lengths import PhasedLengths
 
 _EVENTS_PER_S = 4000.0  # of one process, with a margin: it takes 18,000 to 44,000 events per second of CPU time
 _READY_WITHIN_S = 120.0
@@ -38,9 +39,12 @@ def processes_for(load: Load) -> int:
     """How many processes a load needs: known for an open loop of single requests, one otherwise."""
     if load.requests_per_s is None or load.workload.is_chat:
         return 1
-    stream = load.stream()
-    tokens = [session.requests[0].max_tokens for session in stream.sessions(64)]
-    events_per_s = load.requests_per_s * sum(tokens) / len(tokens)
+    lengths = load.workload.lengths
+    if isinstance(lengths, PhasedLengths):
+        events_per_s = max(each.requests_per_s * each.output for each in lengths.phases)
+    else:
+        tokens = [session.requests[0].max_tokens for session in load.stream().sessions(64)]
+        events_per_s = load.requests_per_s * sum(tokens) / len(tokens)
     return max(1, min(len(os.sched_getaffinity(0)), math.ceil(events_per_s / _EVENTS_PER_S)))
 
 

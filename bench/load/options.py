@@ -6,6 +6,7 @@ import msgspec
 
 from bench.errors import OptionInvalid
 from bench.workloads.draws import Draws
+from bench.workloads.lengths import PhasedLengths
 from bench.workloads.workload import Stream, Workload
 
 ADAPTER_FIELDS = ("adapter", "model", "lora_path", "none")  # none: it is left out
@@ -76,6 +77,8 @@ class Load(msgspec.Struct, frozen=True):
     def due_s(self) -> Iterator[float]:
         """When each session of an open loop starts."""
         assert self.requests_per_s is not None
+        if isinstance(self.workload.lengths, PhasedLengths):
+            return self.workload.lengths.due_s(self.seed)
         sessions_per_s = self.requests_per_s / self.workload.turns
         return due_times(sessions_per_s, self.seed)
 

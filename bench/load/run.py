@@ -17,7 +17,7 @@ from bench.load.generator import Outcome, generate, processes_for
 from bench.load.options import Load
 from bench.load.summary import summary
 from bench.load.sweep import Ended, Found, Probe, Sweep, search, verdict
-from bench.load.terminal import ProgressLine, busy_warning, table
+from bench.load.terminal import ProgressLine, busy_warning, phase_line, table
 from bench.measuring.output import require_folder, write_json
 
 T = TypeVar("T")
@@ -93,6 +93,8 @@ def run(
     found = document(ready, outcome, command, slo_ms)
     if outcome.is_stopped:
         print("stopped before its end by Ctrl-C", file=out)
+    for phase in found.get("phases", ()):
+        print(phase_line(phase), file=out)
     print(table(found["summary"]) + busy_warning(found["generator"]), file=out, flush=True)
     write_json(found, json_path)
     return found

@@ -74,6 +74,20 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def phase_line(phase: dict[str, Any]) -> str:
+    """A phase of a load in one line."""
+    found = phase["summary"]
+    parts = [f"{phase['prompt']}+{phase['output']} tokens, {phase['requests_per_s']:g} requests/s"]
+    if found["goodput"] is not None:
+        parts.append(f"{found['goodput']['share']:.1%} within the objectives")
+    for name, key, unit in _ROWS:
+        if key in ("ttft_ms", "tpot_ms") and (row := found[key]) is not None:
+            parts.append(f"{name} p50 {row['p50']:.0f}, p99 {row['p99']:.0f} {unit}")
+    if found["num_failed"]:
+        parts.append(f"{found['num_failed']} FAILED")
+    return f"{phase['duration_s']:g} s: {', '.join(parts)}"
+
+
 def busy_warning(generator: dict[str, Any]) -> str:
     """A line, or nothing. In a closed loop nothing else tells: requests that leave late are due late, too."""
     if generator["cpu_share"] <= _CPU_WARNING_SHARE:

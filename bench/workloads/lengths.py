@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
+
 import msgspec
 
 from bench.workloads.draws import Draws
@@ -40,4 +44,52 @@ class PunicaLengths(msgspec.Struct, frozen=True, tag=True):
         return prompt, draws.integer(prompt + 2, self.max_total) - prompt
 
 
-Lengths = FixedLengths | PunicaLengths
+class Phase(msgspec.Struct, frozen=True):
+    """A part of an open loop."""
+
+    prompt: int  # tokens
+    output: int
+    requests_per_s: float
+    duration_s: float
+
+    @property
+    def num_requests(self) -> int:
+        return max(1, round(self.requests_per_s * self.duration_s))
+
+
+class PhasedLengths(msgspec.Struct, frozen=True, tag=True):
+    """A load that turns: each phase has requests of one length, at its own rate."""
+
+    phases: tuple[Phase, ...]
+
+    def scaled(self, factor: float) -> PhasedLengths:
+        phases = (
+            Phase(scaled(each.prompt, factor), scaled(each.output, factor), each.requests_per_s, each.duration_s)
+            for each in self.phases
+        )
+        return PhasedLengths(tuple(phases))
+
+    def of(self, seed: int, session: int) -> tuple[int, int]:
+        phase = self.phases[self.phase_of(session)]
+        return phase.prompt, phase.output
+
+    def phase_of(self, session: int) -> int:
+        """The number of a session's phase; after the last one's requests, of the last one."""
+        ends = list(accumulate(each.num_requests for each in self.phases))
+        return min(bisect_right(ends, session), len(ends) - 1)
+
+    def due_s(self, seed: int) -> Iterator[float]:
+        """When each session is due, in seconds since the start.
+
+        Uniform in its phase, which is a Poisson process that makes exactly as many requests.
+        """
+        began_s, draws = 0.0, Draws(seed, "arrivals")
+        for phase in self.phases:
+            left_share = 1.0  # of the phase: its rest is divided by the least of so many uniform numbers as are to come
+            for num_left in range(phase.num_requests, 0, -1):
+                left_share *= draws.uniform() ** (1 / num_left)
+                yield began_s + phase.duration_s * (1 - left_share)
+            began_s += phase.duration_s
+
+
+Lengths = FixedLengths | PunicaLengths | PhasedLengths

@@ -15,10 +15,10 @@ from bench.errors import BenchError, OptionInvalid
 from bench.load.options import ADAPTER_FIELDS, Endpoint, Load
 from bench.load.summary import SLO_KEYS
 from bench.workloads.catalog import WORKLOADS
-from bench.workloads.lengths import FixedLengths
+from bench.workloads.lengths import FixedLengths, Phase, PhasedLengths
 from bench.workloads.popularity import DISTRIBUTIONS
 from bench.workloads.workload import Workload
-from cli.bench.arguments import add_json, not_negative, positive, positive_float, recorded_command
+from cli.bench.arguments import add_json, lengths, not_negative, positive, positive_float, recorded_command
 
 MAX_SWEPT_RATE = 100_000.0
 _SWEPT_SHARE = 0.99
@@ -75,6 +75,11 @@ def add_command(benchmarks: Any) -> None:
         help="open loop: requests/s on average, sent at random times without waiting for answers",
     )  # fmt: skip
     loop.add_argument("--concurrency", "--max-concurrency", type=positive, help="closed loop: requests in flight")
+    loop.add_argument(
+        "--phases", type=_phases, metavar="P+G@RATExS,…",
+        help="open loop that turns, in place of `random`'s lengths: tokens, requests/s and seconds of each phase, such "
+        "as 2048+32@11x40,256+512@8x40",
+    )  # fmt: skip
     pace.add_argument(
         "--num-requests", "--num-prompts", "--max-requests", type=positive, help="default: the workload's"
     )
@@ -131,6 +136,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
     """The load that the command line asks for; `rate` in place of its own. Raises BenchError."""
+    if arguments.phases is not None:
+        return _turning(arguments, arguments.phases)
     workload = _workload(arguments, WORKLOADS[arguments.workload])
     rate = arguments.rate if rate is None else rate
     is_paced = rate is not None or arguments.concurrency is not None
@@ -146,6 +153,26 @@ def load_of(arguments: argparse.Namespace, rate: float | None = None) -> Load:
         duration_s=arguments.duration_s,
         requests_per_s=requests_per_s,
         concurrency=arguments.concurrency if is_paced else workload.concurrency,
+        processes=arguments.processes or 0,
+    )
+
+
+def _turning(arguments: argparse.Namespace, phases: tuple[Phase, ...]) -> Load:
+    """A load with phases. Raises BenchError."""
+    said_by_phases = ("random_input_len", "random_output_len", "num_requests", "duration_s", "sweep")
+    if given := [name for name in said_by_phases if getattr(arguments, name) is not None]:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise OptionInvalid(f"--phases has lengths, rates and durations of its own; leave out {options}")
+    if arguments.workload != "random":
+        raise OptionInvalid(f"--phases: the lengths of {arguments.workload} are fixed; use --workload random")
+    workload = replace(_workload(arguments, WORKLOADS["random"]), lengths=PhasedLengths(phases))
+    count = sum(each.num_requests for each in phases)
+    return Load(
+        endpoint=_endpoint(arguments, workload),
+        workload=workload,
+        seed=arguments.seed,
+        num_requests=count,
+        requests_per_s=count / sum(each.duration_s for each in phases),
         processes=arguments.processes or 0,
     )
 
@@ -199,6 +226,19 @@ def objectives(given: list[tuple[str, float]]) -> dict[str, float]:
     if len(found) < len(given):
         raise OptionInvalid(f"--goodput {' '.join(f'{key}:{limit:g}' for key, limit in given)}: one limit for each key")
     return found
+
+
+def _phases(text: str) -> tuple[Phase, ...]:
+    """P+G@RATExS, separated by commas. Raises argparse.ArgumentTypeError."""
+    phases = []
+    for word in text.split(","):
+        shape, _, pace = word.partition("@")
+        rate, _, duration = pace.partition("x")
+        try:
+            phases.append(Phase(*lengths(shape), positive_float(rate), positive_float(duration)))
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{word!r} is no phase, such as 2048+32@11x40: {error}") from error
+    return tuple(phases)
 
 
 def _adapters(text: str) -> int | tuple[str, ...]:

@@ -115,6 +115,7 @@ class WorkerAgent:
         self._changed = asyncio.Event()
         self._ready_incarnation = ""
         self._warm_incarnation = ""  # the last one that has become ready, also if it is suspected now
+        self._switched_incarnation = ""  # of an engine that was warm in its role before
         self._suspicion = ""  # why an engine that is up should get no requests
         self._is_stopping = False
         # Creates the worker's agent of another role; None: its role is fixed.
@@ -235,6 +236,13 @@ class WorkerAgent:
         """Run the engine of the worker's agent before this one, which has ended."""
         self.spec, self._supervisor, self._change = before.spec, before._supervisor, before._change
         self._supervising, self._stop = before._supervising, before._stop
+        if before._warm_incarnation:
+            self._switched_incarnation = self._supervisor.snapshot.incarnation  # not that of an engine started again
+
+    @property
+    def was_used(self) -> bool:
+        """Whether the running engine has answered each kind of request, perhaps in another role."""
+        return bool(self.incarnation) and self.incarnation in (self._ready_incarnation, self._switched_incarnation)
 
     async def change_role(
         self, role: str, deadline_s: float | None, give_back_after_s: float = 0.0, *, even_last: bool = False

@@ -221,6 +221,18 @@ def role_changes() -> str:
     )
 
 
+def turn() -> str:
+    file = document("turn-h200-quarters")
+    shares = {row["system"]: row["share_by_tpot_ms"] for row in file["rows"]}
+    fixed_ratio, by_load, unified = (fixed(shares[name]["50"], 2) for name in ("2p+2d", "auto", "4u"))
+    served = [each["served_after_turn_s"] for each in file["changes"]]
+    return (
+        f"within TTFT 2 s and TPOT 50 ms: 2 prefill + 2 decode {fixed_ratio}, roles that follow the load {by_load}, "
+        f"4 unified {unified} ({fixed(shares['4u']['80'], 2)} within 80 ms). A new role serves {min(served):.0f} to "
+        f"{max(served):.0f} s after a turn."
+    )
+
+
 @pytest.mark.parametrize(
     "quote",
     [
@@ -236,6 +248,7 @@ def role_changes() -> str:
         workloads,
         policies,
         role_changes,
+        turn,
         soak,
         generator,
     ],

@@ -28,8 +28,9 @@ from decode_worker.agent import DecodeAgent
 from engine.arguments import environment
 from engine.errors import EngineError
 from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, write_found_peers
-from engine.supervisor import EngineSnapshot, EngineStatus
+from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 from prefill_worker.agent import PrefillAgent
+from prefill_worker.warm_up import WARM_UP_REQUESTS
 from process.free_ports import free_port
 
 PREFILL, DECODE = "prefill.example.org", "decode.example.org"
@@ -98,6 +99,43 @@ async def test_pairs_with_a_suspected_engine_are_warmed_again(config: ClusterCon
             assert (agent.hub.state.ready, list(agent.hub.state.warm_pairs)) == (False, [])
             agent._engine_changed(EngineSnapshot(EngineStatus.UP, "one", (), 0, ""))
             await state_where(agent, ready=True)
+
+
+async def test_engines_that_were_used_become_a_pair_with_one_request(config: ClusterConfig, tmp_path: Path):
+    """A full decode engine answers each of them after all that wait there already."""
+    async with Engine().served() as own, Engine().served() as first, Engine().served() as second:
+        agent, late = PrefillAgent(config, "p0", tmp_path / "scratch"), Peer("d1", second.url)
+        late.hub.update(engine_state=pb.ENGINE_STATE_STARTING, incarnation="")
+        async with running(agent, own, Peer("d0", first.url), late):
+            await state_where(agent, ready=True, not_warm_with=[])
+            assert len(first.completions) == len(WARM_UP_REQUESTS)
+            late.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation="d1-1", ready=True)
+            await until(lambda: len(agent.hub.state.warm_pairs) == 2)
+            assert len(second.completions) == 1
+            late.hub.update(incarnation="d1-2", ready=False)  # started again
+            await until(lambda: len(second.completions) == 1 + len(WARM_UP_REQUESTS))
+
+
+@pytest.mark.parametrize(
+    ("was_warm", "incarnation", "num_requests"),
+    [("zero", "one", 1), ("zero", "zero", len(WARM_UP_REQUESTS)), ("", "one", len(WARM_UP_REQUESTS))],
+)
+async def test_an_engine_that_has_switched_was_used(
+    config: ClusterConfig, tmp_path: Path, was_warm: str, incarnation: str, num_requests: int
+):
+    """Not one that is started again: its agent takes it over with its old incarnation."""
+    async with Engine().served() as own, Engine().served() as theirs:
+        before = DecodeAgent(config, "p0", tmp_path / "before")
+        before._engine_changed(EngineSnapshot(EngineStatus.UP, "zero", (), 0, ""))
+        before._warm_incarnation, before._stop = was_warm, asyncio.get_running_loop().create_future()
+        before._supervisor = EngineSupervisor(before.spec, 60, lambda _snapshot: None)
+        before._supervisor.snapshot = EngineSnapshot(EngineStatus.UP, incarnation, (), 0, "")
+        agent, peer = PrefillAgent(config, "p0", tmp_path / "scratch"), Peer("d0", theirs.url)
+        peer.hub.update(ready=True)
+        agent.take_over(before)
+        async with running(agent, own, peer):
+            await state_where(agent, ready=True)
+            assert len(theirs.completions) == num_requests
 
 
 def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_for(

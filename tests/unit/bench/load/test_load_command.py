@@ -80,6 +80,45 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
     assert "hidden-value" not in text
 
 
+def test_a_load_that_turns(server: MockServer, tmp_path: Path, capsys, monkeypatch):
+    """The file has each phase's figures; one request more than the first phase has is of the second."""
+    words = [
+        *("bench", "load", "--url", server.url, "--phases", "16+2@200x0.1,4+6@100x0.1,16+2@5x0.2", "--processes", "2"),
+        *("--goodput", "ttft:60000", "--warmup-requests", "0", "--json", str(tmp_path / "a.json")),
+    ]
+    monkeypatch.setattr(sys, "argv", ["prelude", *words])
+    main(words)
+    found, records = read(tmp_path / "a.json")
+    assert sorted((len(body["prompt"]), body["max_tokens"]) for body in server.bodies) == [(4, 6)] * 10 + [(16, 2)] * 21
+    assert [each["summary"]["num_requests"] for each in found["phases"]] == [20, 10, 1]
+    assert [each["summary"]["output_tokens"] for each in found["phases"]] == [40, 60, 2]
+    assert [each["summary"]["goodput"]["share"] for each in found["phases"]] == [1.0] * 3
+    assert found["summary"]["num_requests"] == 31
+    assert [sum(low <= each.intended_s < low + 0.1 for each in records) for low in (0.0, 0.1)] == [20, 10]
+    assert found["settings"]["requests_per_s"] == pytest.approx(31 / 0.4)
+    assert "0.1 s: 4+6 tokens, 100 requests/s, 100.0% within the objectives, TTFT p50" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--duration-s", "3"), "lengths, rates and durations of its own; leave out --duration-s"),
+        (("--random-input-len", "3", "--sweep"), "leave out --random-input-len, --sweep"),
+        (("--workload", "punica"), "--phases: the lengths of punica are fixed"),
+    ],
+)
+def test_phases_say_it_all(words: tuple[str, ...], says: str):
+    with pytest.raises(BenchError, match=says):
+        load_of("--phases", "4+2@1x1", *words)
+
+
+@pytest.mark.parametrize("phases", ["", "4+2", "4+2@1", "4@1x1", "4+2@0x1", "4+2@1x1,", "4+2@1xnan"])
+def test_a_phase_has_lengths_a_rate_and_a_duration(phases: str, capsys):
+    with pytest.raises(SystemExit):
+        load_of("--phases", phases)
+    assert "is no phase, such as 2048+32@11x40: " in capsys.readouterr().err
+
+
 def test_adapters_are_those_that_the_server_lists(server: MockServer, capsys):
     server.adapters = tuple(f"acme/{number:02}" for number in range(12))
     words = ("bench", "load", "--url", server.url, "--num-requests", "9", "--concurrency", "1")
@@ -293,6 +332,7 @@ def test_processes_follow_the_events_of_an_open_loop(monkeypatch):
     assert processes_for(load_of("--rate", "10")) == 1
     assert processes_for(load_of("--rate", "100", "--random-output-len", "100")) == 3  # 10,000 events/s
     assert processes_for(load_of("--rate", "100000")) == 16
+    assert processes_for(load_of("--phases", "1+1@1x9,1+100@100x1")) == 3  # enough for each phase
     assert processes_for(load_of()) == 1
 
 
