@@ -156,7 +156,7 @@ def _set_role(arguments: argparse.Namespace) -> None:
             timeout_s = config.engine_of(name).start_timeout_s  # an engine that does not switch is started again
             try:
                 async with asyncio.timeout(timeout_s):
-                    await _serves_as(stub, request.role)
+                    await _serves_as(stub, request.role, alone=arguments.even_last)
             except TimeoutError:
                 text = f"it is drained, but after {timeout_s:g} s no {arguments.role} worker that takes requests"
                 return {"error": {"code": "not_ready", "message": text}}
@@ -171,8 +171,8 @@ def _set_role(arguments: argparse.Namespace) -> None:
     _change_workers(arguments, "worker.set_role", call, line)
 
 
-async def _serves_as(stub: WorkerControlStub, role: int) -> None:
-    """Wait until the worker's agent of this role is there and takes requests."""
+async def _serves_as(stub: WorkerControlStub, role: int, *, alone: bool) -> None:
+    """Wait until the worker's agent of this role is there and takes requests, or would if it had a partner."""
     import grpc
 
     from cluster.control import control_pb2 as pb
@@ -181,7 +181,8 @@ async def _serves_as(stub: WorkerControlStub, role: int) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError):  # the agent before it ends
             if (await stub.Describe(pb.DescribeRequest(), wait_for_ready=True)).role == role:
                 async for state in stub.WatchState(pb.WatchStateRequest(), wait_for_ready=True):
-                    if state.ready and not state.draining:
+                    is_there = state.ready or (alone and state.engine_state == pb.ENGINE_STATE_UP)
+                    if is_there and not state.draining:
                         return
         await asyncio.sleep(_AGAIN_S)
 

@@ -130,6 +130,13 @@ def test_setting_a_role_waits_until_the_worker_has_it(agents: tuple[Agent, Agent
     assert (agents[0].descriptions, agents[0].states) == ([], [])
 
 
+def test_the_last_of_its_role_has_no_partner_to_wait_for(agents: tuple[Agent, Agent], capsys):
+    agents[0].states = [pb.WorkerState(engine_state=pb.ENGINE_STATE_STARTING)]
+    agents[0].state.ready = False  # not warm with any decode worker: there is none
+    assert run(capsys, "set-role", "--even-last", "prefill", "a")[0] == 0
+    assert agents[0].states == []
+
+
 def test_a_worker_that_does_not_come_back_is_a_failure(agents: tuple[Agent, Agent], tmp_path: Path, capsys):
     agents[0].state.ready = False
     config = tmp_path / "cluster.yaml"
