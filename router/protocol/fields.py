@@ -8,7 +8,7 @@ CHAT_ONLY = frozenset({
     "messages", "input_ids", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
     "continue_final_message", "reasoning_effort", "reasoning", "task", "modalities", "prediction", "verbosity",
 })  # fmt: skip
-COMPLETIONS_ONLY = frozenset({"prompt", "suffix", "echo", "best_of", "json_schema"})
+COMPLETIONS_ONLY = frozenset({"prompt", "suffix", "echo", "best_of"})
 
 # OpenAI's fields, and others that clients of several services send, that change nothing here. Engines get none of them.
 BOOKKEEPING = frozenset({
@@ -23,6 +23,7 @@ NOT_OFFERED = {
     "function_call": "use tool_choice",
     "audio": "the model gives text",
     "ebnf": "a grammar can occupy an engine for ever; use a JSON schema or regex",
+    "json_schema": "use response_format",
     "web_search_options": "the model searches nothing",
 }
 

@@ -43,12 +43,12 @@ class _JsonSchema(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
 class _ResponseFormat(msgspec.Struct, forbid_unknown_fields=True):
     type: str
     json_schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    schema: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
     """Raises InvalidField."""
-    found = decoded(fields, name, _ResponseFormat, f"an object with a type of {', '.join(FORMATS)}")
+    wanted = f'an object with a type of {", ".join(FORMATS)}, the last with "json_schema": {{"name": …, "schema": …}}'
+    found = decoded(fields, name, _ResponseFormat, wanted)
     if found is None:
         return
     if found.type not in FORMATS:
@@ -61,26 +61,8 @@ def check_response_format(fields: Fields, name: str, limits: Limits) -> None:
                 part.schema = schema
                 fields[name] = encoded({"type": found.type, "json_schema": part})
             return
-    if found.schema is not msgspec.UNSET:  # SGLang's older form
-        schema = _enforced(found.schema, f"{name}.schema", limits)
-        if schema is not found.schema:
-            found.schema = schema
-            fields[name] = encoded(found)
-        as_dict = msgspec.json.decode(schema)
-        strict = as_dict.get("properties", {}).get("strict", {})
-        if not isinstance(strict, dict) or not isinstance(as_dict.get("title", ""), str):
-            raise InvalidField(f"{name}.schema: title must be a string, and strict a schema", param=name)
-    elif found.type == "json_schema":
+    if found.type == "json_schema":
         raise InvalidField(f"{name}.json_schema.schema is required: a JSON schema", param=name)
-
-
-def check_schema_text(fields: Fields, name: str, limits: Limits) -> None:
-    """A field whose value is a JSON schema as a string. Raises InvalidField."""
-    text = decoded(fields, name, str, "a string that holds a JSON schema")
-    if text:
-        raw = msgspec.Raw(text.encode())
-        if (schema := _enforced(raw, name, limits)) is not raw:
-            fields[name] = encoded(bytes(schema).decode())
 
 
 def check_regex_field(fields: Fields, name: str, limits: Limits) -> None:

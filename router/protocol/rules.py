@@ -21,7 +21,7 @@ from router.protocol.field_values import (
     number,
     shown,
 )
-from router.protocol.grammars import check_regex_field, check_response_format, check_schema_text
+from router.protocol.grammars import check_regex_field, check_response_format
 from router.protocol.messages import check_messages, check_template_kwargs, check_tools, required_call
 from router.protocol.request_body import Fields
 
@@ -201,7 +201,6 @@ RULES: Mapping[str, Check] = {
     "stop_token_ids": _stop_token_ids,
     "logit_bias": _logit_bias,
     "response_format": check_response_format,
-    "json_schema": check_schema_text,
     "regex": check_regex_field,
     "tools": check_tools,
     "tool_choice": lambda fields, _name, _limits: required_call(fields),

@@ -61,7 +61,7 @@ _SAMPLED: tuple[dict[str, Any], ...] = (
     {"n": 3, "temperature": 1, "repetition_penalty": 1.1},
     {"n": 3, "temperature": 1, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "logit_bias": {"20": 5}, "logprobs": 2},
     {"regex": "[a-f]{3,5}"},
-    {"json_schema": '{"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}'},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "key", "schema": _SCHEMA}}},
 )  # fmt: skip
 _CHATTED: tuple[dict[str, Any], ...] = (
     {},

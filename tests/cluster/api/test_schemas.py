@@ -5,6 +5,7 @@ import json
 import httpx
 import jsonschema
 from support.clusters.running_cluster import RunningCluster
+from support.routers.admission import of_schema
 from support.routers.enforced_schemas import ENFORCED
 
 CHOICES, TOKENS = 3, 96
@@ -15,7 +16,7 @@ def test_whole_answers_satisfy_their_schema(cluster: RunningCluster) -> None:
     with httpx.Client(base_url=cluster.url, timeout=120) as client:
         for number, (schema, _, _) in enumerate(ENFORCED):
             body = {"model": "demo", "prompt": [20, 21, 22], "temperature": 1, "n": CHOICES, "max_tokens": TOKENS}
-            answer = client.post("/v1/completions", json={**body, "json_schema": json.dumps(schema)})
+            answer = client.post("/v1/completions", json={**body, "response_format": of_schema(schema)})
             assert answer.status_code == 200, f"{schema}: {answer.text}"
             for choice in answer.json()["choices"]:
                 # A model of random weights writes bytes that are no character; each is replaced in the text.

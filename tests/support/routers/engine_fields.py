@@ -9,6 +9,8 @@ ENGINE_INTERNAL = frozenset({
     "data_parallel_rank", "priority", "custom_labels",
     # code and patterns that run in the scheduler and delay all requests of the worker
     "custom_logit_processor", "custom_params", "stop_regex", "ebnf", "images_config", "watermark",
+    # another way to say `response_format`
+    "json_schema",
     # of images and videos, which are not served
     "max_dynamic_patch", "min_dynamic_patch", "use_audio_in_video", "video_config", "mm_processor_kwargs",
     # internal state

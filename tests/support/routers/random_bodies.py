@@ -1,6 +1,5 @@
 """Random requests, half of them damaged: what the admission contract is tested with."""
 
-import json
 import random
 import string
 from typing import Any
@@ -30,7 +29,6 @@ class Bodies:
             "stop_token_ids": self._ids,
             "logit_bias": lambda: {str(self._random.randrange(700)): self._random.uniform(-100, 100) for _ in range(5)},
             "regex": lambda: self._random.choice(REGEXES),
-            "json_schema": lambda: json.dumps(self._schema(2)),
             "response_format": self._format,
             "tools": lambda: [self._tool() for _ in range(self._random.randrange(3))],
             "tool_choice": lambda: self._random.choice(("auto", "none", "required", self._tool())),

@@ -48,8 +48,9 @@ SMUGGLED = {
     "tools": {"tools": [tool(lora_path="x")]},
     "parameters": {"tools": [tool(parameters="x")]},
     "tool_choice": {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f"}, "rid": "x"}},
-    "response_format": {"response_format": {"type": "json_schema", "schema": "x"}},
-    "strict": {"response_format": {"type": "json_schema", "schema": {"properties": {"strict": "x"}}}},
+    '"json_schema": {': {"response_format": {"type": "json_schema", "schema": {}}},  # SGLang's older form
+    "response_format": {"response_format": {**of_schema({}), "schema": {}}},
+    "use response_format": {"json_schema": "{}"},
     "response_format.json_schema": {"response_format": {"type": "json_schema"}},
     "min_p": {"min_p": "LoRA adapters are not loaded"},
     "logit_bias": {"logit_bias": {"\u0661": 1}},  # a digit of another script
@@ -133,7 +134,7 @@ def test_bounds_are_by_configuration() -> None:
     [
         {"regex": "\0"},
         {"response_format": of_schema({"type": "string", "pattern": "\0"})},
-        {"response_format": {"type": "json_schema", "schema": {"prefixItems": [{"type": "string", "pattern": "\0"}]}}},
+        {"response_format": of_schema({"prefixItems": [{"type": "string", "pattern": "\0"}]})},
         {"tools": [tool(strict=True, parameters={"type": "string", "pattern": "\0"})]},
         {"tools": [tool(parameters={"type": "string", "pattern": "\0"})], "tool_choice": "required"},
     ],

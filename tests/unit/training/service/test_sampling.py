@@ -9,8 +9,8 @@ import os
 import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,6 +62,7 @@ pytestmark = pytest.mark.slow
 
 PARAMS = types.SamplingParams(max_tokens=4, seed=7, stop=[9])
 PROMPT = types.ModelInput.from_ints([3, 4, 5])
+Make = Callable[..., Service]
 KEY = "tml-default"  # the tenant that a router without keys has
 
 
@@ -87,6 +88,20 @@ def cluster() -> Iterator[ClusterStandIn]:
     with in_thread(managing(0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET))) as found:
         found.unified[0].engine.words = ("a",)
         yield found
+
+
+@pytest.fixture
+def new_service(routed: LoadedBase, folder: Path, cluster: ClusterStandIn) -> Make:
+    """Makes a training service that pushes to the router."""
+    return partial(make_service, routed, folder, cluster.url, MODEL)
+
+
+@contextmanager
+def session_of(service: Service) -> Iterator[tuple[RawClient, str]]:
+    """A client of a service that runs meanwhile, and a session."""
+    with served(service.app()) as url:
+        client = RawClient(url, KEY)
+        yield client, client.session()
 
 
 def revision_in(folder: Path, name: str) -> str:
@@ -115,8 +130,8 @@ def asked(cluster: ClusterStandIn) -> dict[str, Any]:
     return cluster.unified[0].engine.requests[-1]
 
 
-def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
-    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+def test_samples_come_from_the_weights_that_were_saved(new_service: Make, folder: Path, cluster: ClusterStandIn):
+    with served(new_service().app()) as url:
         service = connect(url)
         model = service.create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
         samplers, revisions = [], []
@@ -141,8 +156,8 @@ def test_samples_come_from_the_weights_that_were_saved(routed: LoadedBase, folde
         assert base.sequences[0].sequence_id.endswith(".0@base")
 
 
-def test_named_weights_are_stored_under_the_adapters_name(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
-    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+def test_named_weights_are_stored_under_the_adapters_name(new_service: Make, folder: Path, cluster: ClusterStandIn):
+    with served(new_service().app()) as url:
         service = connect(url)
         metadata = {"prelude.adapter": "bot"}
         create = service.create_lora_training_client
@@ -177,9 +192,9 @@ async def _get(url: str) -> Any:
         return await answer.json()
 
 
-def test_prompts_are_scored_where_that_is_the_policy(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
+def test_prompts_are_scored_where_that_is_the_policy(new_service: Make):
     """By the base model, by weights that are not trained yet, and by those that adapt answers, too."""
-    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+    with served(new_service().app()) as url:
         service, prompt = connect(url), types.ModelInput.from_ints([3] * NUM_PROMPT_TOKENS)
         base = service.create_sampling_client(base_model=MODEL).result()
         whole, last = (base.compute_logprobs(prompt, last_n).result() for last_n in (None, 1))
@@ -204,18 +219,13 @@ def test_prompts_are_scored_where_that_is_the_policy(routed: LoadedBase, folder:
             base.sample(prompt, 1, warm, include_prompt_logprobs=True).result()
 
 
-def test_samples_are_trained_on_without_spans_also_after_a_restart(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn
-):
+def test_samples_are_trained_on_without_spans_also_after_a_restart(new_service: Make):
     """As the cookbook's rl_loop does."""
     context = [3] * NUM_PROMPT_TOKENS
     tokens, zeros = [*context, 5, 5], [0.0] * NUM_PROMPT_TOKENS
     sampled = datum(tokens, logprobs=[*zeros, -0.5], advantages=[*zeros, 1])
 
-    def service() -> Any:
-        return make_service(routed, folder, cluster.url, MODEL).app()
-
-    with served(service()) as url:
+    with served(new_service().app()) as url:
         client = RawClient(url, KEY)
         base = connect(url).create_sampling_client(base_model=MODEL).result()
         model = client.model(base_model=MODEL)
@@ -226,15 +236,15 @@ def test_samples_are_trained_on_without_spans_also_after_a_restart(
         assert sequence.tokens == [5]
         scored = client.result(client.forward_backward(model, 2, datum(tokens), forward_only=True))
         assert [each.tolist()[:-1] for each in logprobs_of(scored)] == [zeros]
-    with served(service()) as url:
-        client = RawClient(url, KEY)
+    with session_of(new_service()) as (client, _):
         learned = client.result(client.forward_backward(model, 3, sampled, loss_fn="importance_sampling"))
         assert logprobs_of(learned)[0].tolist() == logprobs_of(scored)[0].tolist()
 
 
-def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
-    with serving(routed, folder, cluster.url, MODEL, key=KEY) as client:
-        session = client.session()
+def test_failures_of_the_router_fail_futures(
+    new_service: Make, routed: LoadedBase, folder: Path, cluster: ClusterStandIn
+):
+    with session_of(new_service()) as (client, session):
         model = client.model(0, session, base_model=MODEL)
         saved = client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
         sampler = client.result(saved)["sampling_session_id"]
@@ -274,18 +284,12 @@ def test_failures_of_the_router_fail_futures(routed: LoadedBase, folder: Path, c
 
 @pytest.mark.parametrize("snapshot_s", [0.0, 1e9])
 def test_a_push_that_a_restart_interrupted_is_made(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch, snapshot_s: float
+    new_service: Make, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch, snapshot_s: float
 ):
     """Also with a snapshot after it: then its files are not written again, and must still be there."""
-
-    def service() -> Any:
-        return make_service(routed, folder, cluster.url, MODEL, snapshot_s=snapshot_s).app()
-
     with monkeypatch.context() as patched:
         patched.setattr(Publisher, "publish", lambda *_: None)
-        with served(service()) as url:
-            client = RawClient(url, KEY)
-            session = client.session()
+        with session_of(new_service(snapshot_s=snapshot_s)) as (client, session):
             model = client.model(0, session, base_model=MODEL)
             for seq in (1, 2, 3):
                 client.result(send(client, model, seq))
@@ -293,25 +297,22 @@ def test_a_push_that_a_restart_interrupted_is_made(
             saved = client.post("save_weights_for_sampler", model_id=model, seq_id=5, sampling_session_seq_id=0)
             client.result(client.forward_backward(model, 6, *data(1)))
             client.result(client.optim_step(model, 7))
-    with served(service()) as url:
-        client = RawClient(url, KEY)
+    with session_of(new_service(snapshot_s=snapshot_s)) as (client, _):
         assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
         assert cluster.unified[0].kept == {revision_in(folder, "same")}
 
 
 def test_training_goes_on_during_a_push_and_the_next_one_waits(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
+    new_service: Make, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     """So at most one copy of a model's weights is in memory, and a start makes it again: no snapshot is behind it."""
     held = list[tuple[Any, ...]]()
-    service = make_service(routed, folder, cluster.url, MODEL, snapshot_s=0.0)
+    service = new_service(snapshot_s=0.0)
 
     def save(seq: int) -> Any:
         return client.post("save_weights_for_sampler", model_id=model, seq_id=seq, sampling_session_seq_id=seq)
 
-    with served(service.app()) as url:
-        client = RawClient(url, KEY)
-        session = client.session()
+    with session_of(service) as (client, session):
         model = client.model(0, session, base_model=MODEL)
         for seq in (1, 2, 3):
             client.result(send(client, model, seq))
@@ -338,7 +339,7 @@ def test_training_goes_on_during_a_push_and_the_next_one_waits(
 
 
 def test_weights_reach_a_router_that_does_not_see_the_folder(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
+    new_service: Make, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     """Such as one in another container, or on another host: then they are uploaded."""
     push, pushes, folders = PushTarget.push, list[bool](), dict[Path, bool]()
@@ -349,7 +350,7 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
         return push(self, folder / "none" if self.by_folder else at)
 
     monkeypatch.setattr(PushTarget, "push", push_from_elsewhere)
-    with served(make_service(routed, folder, cluster.url, MODEL).app()) as url:
+    with served(new_service().app()) as url:
         model = connect(url).create_lora_training_client(base_model=MODEL, rank=4, seed=1).result()
         for number, hosts, expected in ((0, ("127.0.0.1",), [True, False]), (1, (), [False])):
             monkeypatch.setattr(publishing, "_THIS_HOST", hosts)
@@ -363,14 +364,11 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
     assert not any(each.exists() for each in folders)
 
 
-def test_a_full_memory_fails_the_save_and_is_named(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_memory_fails_the_save_and_is_named(new_service: Make, monkeypatch: pytest.MonkeyPatch):
     def full(self: ServedWeights, path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with serving(routed, folder, cluster.url, MODEL, key=KEY) as client:
-        session = client.session()
+    with session_of(new_service()) as (client, session):
         model = client.model(0, session, base_model=MODEL)
         with monkeypatch.context() as patched:
             patched.setattr(ServedWeights, "write", full)
@@ -417,7 +415,7 @@ def without_sweeps(service: Service) -> None:
 
 @pytest.mark.parametrize("end", ["finished", "silent", "killed"])
 def test_sampling_sessions_leave_nothing_behind(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch, end: str
+    new_service: Make, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch, end: str
 ):
     """However a session ends, its aliases and what only they named go, each by one call. Named weights stay."""
     removed: list[str] = []
@@ -425,12 +423,8 @@ def test_sampling_sessions_leave_nothing_behind(
     monkeypatch.setattr(publishing, "_ALIASES", 3)
     monkeypatch.setattr(PushTarget, "remove_alias", lambda self: (remove(self), removed.append(self.alias)))
 
-    def service() -> Service:
-        return make_service(routed, folder, cluster.url, MODEL)
-
-    with served((first := service()).app()) as url:
-        client = RawClient(url, KEY)
-        ended, going_on = client.session(), client.session()
+    with session_of(first := new_service()) as (client, ended):
+        going_on = client.session()
         sampled(client, ended, "bot-1", 5, named="v1")
         sampled(client, ended, "bot-2", 1)
         sampled(client, going_on, "bot-3", 1)
@@ -448,7 +442,7 @@ def test_sampling_sessions_leave_nothing_behind(
             client.post(f"sessions/{ended}/finish", reason={"type": "success"})
         if end != "killed":
             wait_until(lambda: len(removed) == 6)
-    with served(service().app()):  # whose clients say nothing
+    with served(new_service().app()):  # whose clients say nothing
         wait_until(lambda: len(removed) == 6)
         wait_until(lambda: len(cluster.unified[0].kept) == 1)
         left = [each for each in left_in(cluster) if not each.startswith("sha256:")]
@@ -458,13 +452,11 @@ def test_sampling_sessions_leave_nothing_behind(
 
 
 def test_an_alias_that_cannot_be_removed_is_tried_again(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
+    new_service: Make, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     tried: list[str] = []
-    service = make_service(routed, folder, cluster.url, MODEL)
-    with served(service.app()) as url:
-        client = RawClient(url, KEY)
-        session = client.session()
+    service = new_service()
+    with session_of(service) as (client, session):
         sampled(client, session, "bot-1", 1)
         with monkeypatch.context() as patched:
             patched.setattr(PushTarget, "remove_alias", partial(refused, tried))
@@ -503,7 +495,7 @@ async def test_a_tenant_whose_aliases_cannot_be_removed_holds_up_no_other(
 
 
 def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
+    new_service: Make, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     taken, push = threading.Event(), PushTarget.push
     monkeypatch.setattr(service_app, "_SWEEP_S", 0.1)
@@ -513,7 +505,7 @@ def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
         taken.set()
         raise asyncio.CancelledError  # nothing is told of it
 
-    first = make_service(routed, folder, cluster.url, MODEL)
+    first = new_service()
     without_sweeps(first)
     with monkeypatch.context() as patched, served(first.app()) as url:
         patched.setattr(PushTarget, "push", push_and_end)
@@ -524,13 +516,13 @@ def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
         assert taken.wait(60)
         client.post(f"sessions/{session}/finish", reason={"type": "success"})
         assert len(left_in(cluster)) == 3
-    with served((second := make_service(routed, folder, cluster.url, MODEL)).app()):
+    with served((second := new_service()).app()):
         wait_until(lambda: left_in(cluster) == [])
         wait_until(lambda: second._journal.all(Model) == [])
 
 
 def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
-    routed: LoadedBase, folder: Path, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
+    new_service: Make, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
     begun, has_ended, push = threading.Event(), threading.Event(), PushTarget.push
 
@@ -540,7 +532,7 @@ def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
         return push(self, folder)
 
     monkeypatch.setattr(PushTarget, "push", push_late)
-    service = make_service(routed, folder, cluster.url, MODEL)
+    service = new_service()
     sweeps, sweep = list[float](), service._models.sweep
 
     async def count(now_s: float) -> None:
@@ -548,9 +540,7 @@ def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
         sweeps.append(now_s)
 
     service._models.sweep = count  # type: ignore[method-assign]
-    with served(service.app()) as url:
-        client = RawClient(url, KEY)
-        session = client.session()
+    with session_of(service) as (client, session):
         model = sampled(client, session, "bot-1", 0)
         client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
         assert begun.wait(60)
@@ -647,8 +637,9 @@ def refused(tried: list[str]) -> None:
     raise PushFailed("no")
 
 
-def completions(revision: str = "base", wait: threading.Event | None = None) -> Starlette:
-    """A router that answers everything with one token, prompts of more than one token once it is told to."""
+@asynccontextmanager
+async def sampling_of(revision: str = "base", wait: threading.Event | None = None) -> AsyncIterator[Sampling]:
+    """From a router that answers everything with one token, prompts of more than one token once it is told to."""
 
     async def complete(request: Request) -> JSONResponse:
         if wait is not None and len((await request.json())["prompt"]) > 1:
@@ -656,7 +647,14 @@ def completions(revision: str = "base", wait: threading.Event | None = None) -> 
         choice = {"index": 0, "token_ids": [5], "finish_reason": "stop", "logprobs": {"token_logprobs": [-0.5]}}
         return JSONResponse({"choices": [choice]}, headers={"x-prelude-revision": revision})
 
-    return Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])
+    with served(Starlette(routes=[Route("/v1/completions", complete, methods=["POST"])])) as url:
+        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
+        try:
+            yield sampling
+        finally:
+            if wait is not None:
+                wait.set()
+            await sampling.stop()
 
 
 def start(sampling: Sampling, tenant: str, seq: int = 0, adapter: str | None = None, length: int = 1) -> str:
@@ -665,81 +663,57 @@ def start(sampling: Sampling, tenant: str, seq: int = 0, adapter: str | None = N
     return sampling.start(Sampler(f"{tenant}:sample:0", tenant, tenant, None, adapter), asked, None)[0]
 
 
-def test_a_sample_of_another_revision_is_none():
+async def test_a_sample_of_another_revision_is_none():
     """A router that answers with what was not asked for."""
-
-    async def sample(url: str, revision: str) -> Any:
-        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
-        try:
-            return await sampling.result(start(sampling, "t", adapter=f"bot@{revision}"), 30.0)
-        finally:
-            await sampling.stop()
-
-    with served(completions("sha256:2")) as url:
-        assert isinstance(asyncio.run(sample(url, "sha256:2")), bytes)
-        assert "not bot@sha256:1" in asyncio.run(sample(url, "sha256:1")).message
+    async with sampling_of("sha256:2") as sampling:
+        assert isinstance(await sampling.result(start(sampling, "t", adapter="bot@sha256:2"), 30.0), bytes)
+        refused = await sampling.result(start(sampling, "t", 1, adapter="bot@sha256:1"), 30.0)
+        assert "not bot@sha256:1" in cast(Any, refused).message
 
 
-def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch):
+async def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch):
     """Neither connections nor results that are not asked for yet."""
     monkeypatch.setattr(service_sampling, "_IN_FLIGHT", 1)
     monkeypatch.setattr(service_sampling, "_KEPT", 2)
-
-    async def sample(url: str) -> None:
-        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
-        try:
-            slow = start(sampling, "busy", length=2)
-            with pytest.raises(Busy, match="1 requests are sampled"):
-                start(sampling, "busy", 1)
-            other = start(sampling, "other")
-            assert isinstance(await sampling.result(other, 30.0), bytes)
-            wait.set()
-            assert isinstance(await sampling.result(slow, 30.0), bytes)
-            for seq in (1, 2, 3):
-                assert isinstance(await sampling.result(start(sampling, "busy", seq), 30.0), bytes)
-            assert isinstance(await sampling.result(other, 30.0), bytes)
-            with pytest.raises(Gone):
-                await sampling.result(slow, 30.0)
-        finally:
-            await sampling.stop()
-
     wait = threading.Event()
-    with served(completions(wait=wait)) as url:
-        asyncio.run(sample(url))
+    async with sampling_of(wait=wait) as sampling:
+        slow = start(sampling, "busy", length=2)
+        with pytest.raises(Busy, match="1 requests are sampled"):
+            start(sampling, "busy", 1)
+        other = start(sampling, "other")
+        assert isinstance(await sampling.result(other, 30.0), bytes)
+        wait.set()
+        assert isinstance(await sampling.result(slow, 30.0), bytes)
+        for seq in (1, 2, 3):
+            assert isinstance(await sampling.result(start(sampling, "busy", seq), 30.0), bytes)
+        assert isinstance(await sampling.result(other, 30.0), bytes)
+        with pytest.raises(Gone):
+            await sampling.result(slow, 30.0)
 
 
-def test_samples_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
+async def test_samples_are_kept_up_to_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch):
     """The newest ones; other tenants' are theirs."""
-
-    async def sample(url: str) -> None:
-        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
-        try:
-            other = start(sampling, "other")
-            size = len(cast(bytes, await sampling.result(other, 30.0)))
-            monkeypatch.setattr(service_sampling, "_KEPT_BYTES", 2 * size)
-            kept = []
-            for seq in range(4):  # of the first three, two may stay when the fourth begins
-                kept.append(start(sampling, "busy", seq))
-                assert isinstance(await sampling.result(kept[-1], 30.0), bytes)
-            with pytest.raises(Gone):
-                await sampling.result(kept[0], 30.0)
-            for each in (other, *kept[1:]):
-                assert isinstance(await sampling.result(each, 30.0), bytes)
-        finally:
-            await sampling.stop()
-
-    with served(completions()) as url:
-        asyncio.run(sample(url))
+    async with sampling_of() as sampling:
+        other = start(sampling, "other")
+        size = len(cast(bytes, await sampling.result(other, 30.0)))
+        monkeypatch.setattr(service_sampling, "_KEPT_BYTES", 2 * size)
+        kept = []
+        for seq in range(4):  # of the first three, two may stay when the fourth begins
+            kept.append(start(sampling, "busy", seq))
+            assert isinstance(await sampling.result(kept[-1], 30.0), bytes)
+        with pytest.raises(Gone):
+            await sampling.result(kept[0], 30.0)
+        for each in (other, *kept[1:]):
+            assert isinstance(await sampling.result(each, 30.0), bytes)
 
 
-def test_samples_go_with_their_session(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
+def test_samples_go_with_their_session(new_service: Make):
     """Those of one that goes on stay."""
-    service = make_service(routed, folder, cluster.url, MODEL)
-    with served(service.app()) as url:
-        client = RawClient(url, KEY)
+    service = new_service()
+    with session_of(service) as (client, ended):
         futures = service._sampling._futures
         asked = {"seq_id": 0, "prompt": {"chunks": [{"tokens": [3]}]}, "sampling_params": {"max_tokens": 1}}
-        sessions = [client.session() for _ in range(2)]
+        sessions = [ended, client.session()]
         for session in sessions:
             new = {"session_id": session, "sampling_session_seq_id": 0, "base_model": MODEL}
             begun = client.post("create_sampling_session", **new)
@@ -755,29 +729,19 @@ def test_samples_go_with_their_session(routed: LoadedBase, folder: Path, cluster
 async def test_what_is_being_sampled_outlasts_its_session():
     """Its task may end later: then it goes."""
     wait = threading.Event()
-
-    async def sample(url: str) -> None:
-        sampling = Sampling(url, MODEL, 100, Rollouts(Path(":memory:")))
-        try:
-            slow, other = start(sampling, "ended", length=2), start(sampling, "other")
-            assert isinstance(await sampling.result(other, 30.0), bytes)
-            sampling.keep({"other"})
-            assert list(sampling._futures) == [slow, other]
-            wait.set()
-            assert isinstance(await sampling.result(slow, 30.0), bytes)
-            sampling.keep({"other"})
-            assert list(sampling._futures) == [other]
-        finally:
-            wait.set()
-            await sampling.stop()
-
-    with served(completions(wait=wait)) as url:
-        await sample(url)
+    async with sampling_of(wait=wait) as sampling:
+        slow, other = start(sampling, "ended", length=2), start(sampling, "other")
+        assert isinstance(await sampling.result(other, 30.0), bytes)
+        sampling.keep({"other"})
+        assert list(sampling._futures) == [slow, other]
+        wait.set()
+        assert isinstance(await sampling.result(slow, 30.0), bytes)
+        sampling.keep({"other"})
+        assert list(sampling._futures) == [other]
 
 
-def test_a_sampling_session_never_changes(routed: LoadedBase, folder: Path, cluster: ClusterStandIn):
-    with serving(routed, folder, cluster.url, MODEL, key=KEY) as client:
-        session = client.session()
+def test_a_sampling_session_never_changes(new_service: Make):
+    with session_of(new_service()) as (client, session):
         model = client.model(0, session, base_model=MODEL)
         named = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
         path = client.result(named)["path"]
