@@ -127,21 +127,21 @@ class Directory:
     def cache_namespace(self, tenant: str, *, is_shared: bool) -> str:
         """The prefix-cache namespace of a tenant's request. KV is shared only within a namespace.
 
-        It contains the tenant's name and how many tenants of that name were deleted. Until the catalog has been read,
-        that number is unknown, and the namespace is one that is never used again.
+        It contains the tenant's name and its generation. Until the catalog has been read, that number is unknown, and
+        the namespace is one that is never used again.
         """
         if is_shared:
             return SHARED_NAMESPACE
         return self.lasting_name(tenant) if self.is_loaded else f"{tenant}#{self._own_generation}"
 
     def lasting_name(self, tenant: str) -> str:
-        """A tenant's name, with how many tenants of that name were deleted, as far as that is known."""
+        """A tenant's name, with its generation if an earlier one of the name was deleted, as far as that is known."""
         generation = self._generations.get(digest_of_tenant(tenant), 0) if self._generations else 0
         return f"{tenant}#{generation}" if generation else tenant
 
     @property
     def generations(self) -> Mapping[str, int]:
-        """How often a tenant of a name was deleted, by the name's digest. Never changes: changes make another one."""
+        """Of tenants' names, by their digests. Never changes: changes make another one."""
         return self._generations
 
     def may(self, principal: Principal, owner: str, name: str, permission: Permission | None) -> bool:
