@@ -99,19 +99,23 @@ class Directory:
                 self._grants_to_read |= change.kind == "grants"
                 if change.kind == "keys" and self._keys_since is None:
                     self._keys_since = change.sequence - 1
-            if self._to_reload:
-                self._keys = {key.key_id: (key, _principal_of(key)) for key in catalog.keys.list()}
+            if not self._to_reload and self._keys_since is not None:
+                changed = catalog.keys.changed_since(self._keys_since)
+                # Of a name's next tenant, too, whose deletion is a change that is still to be told.
+                self._to_reload = catalog.tenants.generations() != self._generations
+                if not self._to_reload:
+                    self._keys |= {key.key_id: (key, _principal_of(key)) for key in changed}
+            while self._to_reload:
+                generations = catalog.tenants.generations()
+                keys, grants = catalog.keys.list(), _granted(catalog.grants.list())
+                # Else a tenant was deleted meanwhile, and a key may be the one's before, or the next one's.
+                if catalog.tenants.generations() == generations:
+                    self._keys = {key.key_id: (key, _principal_of(key)) for key in keys}
+                    self._grants, self._generations = grants, generations
+                    self._grants_to_read = self._to_reload = False
+            if self._grants_to_read:
                 self._grants = _granted(catalog.grants.list())
-                # After the keys: so a key of a name's next tenant is never here without the generation.
-                self._generations = catalog.tenants.generations()
-            else:
-                if self._keys_since is not None:
-                    for key in catalog.keys.changed_since(self._keys_since):
-                        self._keys[key.key_id] = key, _principal_of(key)
-                if self._grants_to_read:
-                    self._grants = _granted(catalog.grants.list())
-            self._to_reload, self._keys_since, self._grants_to_read = False, None, False
-            self.is_loaded = True
+            self._keys_since, self._grants_to_read, self.is_loaded = None, False, True
 
     def principal_of_key(self, key: str) -> Principal | None:
         """The holder of a key; None if it is unknown, expired or revoked. Takes microseconds."""

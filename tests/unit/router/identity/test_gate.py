@@ -12,6 +12,7 @@ from support.router_stand_ins import eventually
 from support.routers.keyed_cluster import KeyedCluster
 
 from adapters.catalog.records import ApiKey, Change
+from adapters.catalog.sql.tenants import digest_of_tenant
 from adapters.errors import CatalogUnavailable
 from adapters.identity import is_tenant_name
 from adapters.scopes import Scope
@@ -134,6 +135,27 @@ def test_a_known_key_costs_few_calls():
     with Calls(lambda code: "/router/" in code.co_filename) as calls:  # a garbage collection has calls of its own
         gate.known(asked)
     assert calls.number <= 8
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_key_has_its_own_tenants_generation(is_known: bool):
+    """Also if the tenant is deleted, and the next one has a key, between two reads of the catalog."""
+    catalog, deleted = Catalog(), {digest_of_tenant("acme"): 7}
+    directory = Directory(lambda: NOW)
+    if is_known:
+        directory.follow(catalog, None)
+
+    def read_before(*_: int) -> list[ApiKey]:
+        """The key is the old tenant's, or of the next one, whose deletion the changes do not have yet."""
+        catalog.list = catalog.changed_since = lambda *_: found if is_known else []
+        catalog.tenants = SimpleNamespace(generations=lambda: deleted)
+        return found
+
+    found = [catalog.key]
+    catalog.list = catalog.changed_since = read_before
+    directory.follow(catalog, [Change(8, "keys", None, None)] if is_known else None)
+    assert directory.lasting_name("acme") == "acme#7"
+    assert (directory.principal_of_key(KEY) is not None) is is_known  # the old tenant's is gone
 
 
 async def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(keyed: KeyedCluster):
