@@ -23,6 +23,7 @@ from router.identity.gate import Gate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = "prelude_abcdefghijkm_" + "x" * 43
+ACME = Principal("acme", "acme token of somebody", frozenset({Scope.INFER}))
 
 
 class Catalog:
@@ -121,12 +122,12 @@ def test_an_outage_keeps_known_keys_and_loses_no_change():
 
 def test_before_the_catalog_is_read_a_tenant_finds_no_kv():
     directory = Directory()
-    unknown = directory.cache_namespace("acme", is_shared=False)
-    assert unknown not in ("acme", Directory().cache_namespace("acme", is_shared=False))
-    assert unknown == directory.cache_namespace("acme", is_shared=False)
+    unknown = directory.cache_namespace(ACME, is_shared=False)
+    assert unknown not in ("acme", Directory().cache_namespace(ACME, is_shared=False))
+    assert unknown == directory.cache_namespace(ACME, is_shared=False)
     assert not is_tenant_name(unknown)  # nobody else can have it
     directory.follow(Catalog(), None)
-    assert directory.cache_namespace("acme", is_shared=False) == "acme"
+    assert directory.cache_namespace(ACME, is_shared=False) == "acme"
 
 
 def test_a_known_key_costs_few_calls():
@@ -154,8 +155,22 @@ def test_a_key_has_its_own_tenants_generation(is_known: bool):
     found = [catalog.key]
     catalog.list = catalog.changed_since = read_before
     directory.follow(catalog, [Change(8, "keys", None, None)] if is_known else None)
-    assert directory.lasting_name("acme") == "acme#7"
+    assert directory.lasting_name(ACME) == "acme#7"
     assert (directory.principal_of_key(KEY) is not None) is is_known  # the old tenant's is gone
+
+
+def test_who_was_known_before_a_deletion_is_not_the_next_tenant():
+    """A request's body may come later than that."""
+    catalog, directory = Catalog(), Directory(lambda: NOW)
+    directory.follow(catalog, None)
+    before = directory.principal_of_key(KEY)
+    catalog.tenants = SimpleNamespace(generations=lambda: {digest_of_tenant("acme"): 7})
+    directory.follow(catalog, [Change(8, "tenants", None, None)])
+    after = directory.principal_of_key(KEY)
+    assert before is not None
+    assert after is not None
+    assert [directory.cache_namespace(each, is_shared=False) for each in (before, after)] == ["acme", "acme#7"]
+    assert [directory.lasting_name(each) for each in (before, after, ACME)] == ["acme", "acme#7", "acme#7"]
 
 
 async def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(keyed: KeyedCluster):

@@ -255,6 +255,32 @@ async def test_tenants_see_their_own(tmp_path: Path) -> None:
         assert await of(admin, f"?tenant=acme%23{generation}") == {f"acme#{generation}": 1}
 
 
+async def test_a_request_that_outlasts_its_tenant_is_not_the_next_ones(tmp_path: Path) -> None:
+    """It is billed when it ends."""
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: Any) -> None:
+        begun.set()
+        await may_end.wait()
+
+    async with keyed_cluster(tmp_path, *UNIFIED) as keyed, asyncio.TaskGroup() as tasks:
+        keyed.cluster.unified[0].engine.behaviours.append(slow)
+        admin = await keyed.key("ops", {Scope.ADMIN})
+        asked = tasks.create_task(keyed.complete(await keyed.key("acme")))
+        await begun.wait()
+        keyed.catalog.tenants.remove("acme")
+        following = await keyed.key("acme")
+        may_end.set()
+        assert (await asked)[0] == 200
+
+        async def of(key: str) -> dict[str, int]:
+            found = await usage(keyed.cluster, "", authorization=f"Bearer {key}")
+            return {each["tenant"]: each["requests"] for each in found}
+
+        assert await eventually(lambda: of(admin), bool) == {"acme": 1}
+        assert await of(following) == {}
+
+
 async def test_a_token_sees_nothing_before_names_of_deleted_tenants_are_known() -> None:
     """Its tenant may be the second one of that name."""
     adapters = SimpleNamespace(directory=Directory())
