@@ -8,11 +8,13 @@ import sys
 import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from adapters.identity import split_adapter_name
 from cli.adapters.opened import audited, opened_catalog, opened_library
 from cli.adapters.outcome import REFUSED, add_command, add_group, print_result
 from cli.agents import Agents, agents_of
+from cli.trainer import Asking, asking_trainer, refusal_in
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _CALL_TIMEOUT_S = 5.0
 _RETRY_S = 0.5
 _WAIT_S = 60.0
+_BUSY = 429  # something of the tenant's is computed, pushed or sampled
 
 OfTenant = Callable[[set[str]], set[str]]  # those of a worker's revisions that were the tenant's; blocking
 
@@ -33,8 +36,9 @@ def add_commands(commands: Any) -> None:
     subcommands = add_group(commands, "tenants", text)
     add_command(subcommands, "list", _list, "List tenants with the numbers of their adapters, keys and grants.")
     text = (
-        "Delete a tenant's adapters with their history, its keys and its grants, evict its revisions from workers, and "
-        "show that nothing is left. This cannot be undone. The audit log and `prelude usage` keep what the tenant did."
+        "Delete a tenant's adapters with their history, its keys and its grants, evict its revisions from workers, "
+        "remove what it has at the trainer, and show that nothing is left. This cannot be undone. The audit log and "
+        "`prelude usage` keep what the tenant did."
     )
     delete = add_command(subcommands, "delete", _delete, text)
     delete.add_argument("tenant", metavar="TENANT")
@@ -76,6 +80,7 @@ def _delete(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"this deletes all that {tenant!r} has and cannot be undone; say so with --yes")
     _check_not_configured(config, arguments)
     agents = None if arguments.without_workers else _agents(config, arguments)
+    trainer = asking_trainer(config, arguments.config)
     with opened_library(arguments) as library:
         with audited(library.catalog, "tenant.delete", tenant):
             auth = config.router.auth
@@ -87,6 +92,7 @@ def _delete(arguments: argparse.Namespace) -> None:
             "catalog": library.catalog.tenants.remains(tenant),
             "store": _in_store(library, removed.revision_ids),
             "workers": in_workers,
+            "trainer": trainer and _left_at(trainer, tenant, f"{tenant}#{removed.generation}", arguments.wait),
         }
     revisions = len(removed.revision_ids)
     as_json = {
@@ -101,7 +107,7 @@ def _delete(arguments: argparse.Namespace) -> None:
         "next_cache_namespace": f"{tenant}#{removed.generation}",
         "left": proof,
     }
-    is_left = any(proof["catalog"].values()) or bool(proof["store"]) or any(in_workers.values())
+    is_left = any([*proof["catalog"].values(), proof["store"], *in_workers.values(), proof["trainer"]])
     looked_for = "all revisions without an adapter" if removed.again else f"{revisions} revisions"
     print_result(arguments, {**as_json, "nothing_left": not is_left}, _lines(as_json, f"{looked_for} looked for"))
     if is_left:
@@ -123,6 +129,8 @@ def _lines(result: dict[str, Any], looked_for: str) -> list[str]:
         lines.append(f"{name}: {looked_for} in memory and on disk, {shown}")
     if not left["workers"]:
         lines.append("workers: not looked at")
+    if left["trainer"] is not None:
+        lines.append(f"trainer: models, checkpoints and notes of samples, {left['trainer'] or 'none found'}")
     lines.append(
         f"prefix caches: no request finds KV of its prompts; another {result['tenant']} gets "
         f"{result['next_cache_namespace']}"
@@ -147,6 +155,21 @@ def _in_store(library: AdapterLibrary, revision_ids: Collection[str]) -> list[st
     """Those that the store has and no adapter. Others may have imported the same content meanwhile."""
     found = [each for each in revision_ids if library.store.exists(each)]
     return sorted(set(found) - set(library.catalog.tenants.still_in_catalog(found)))
+
+
+def _left_at(trainer: Asking, tenant: str, kept: str, wait_s: float) -> str:
+    """Remove what tenants of this name have at the trainer, but for `kept`; why some is left, empty if none is."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            status, answer = trainer("DELETE", f"/tenants/{quote(tenant)}?kept={quote(kept)}")
+        except ConnectionError as problem:
+            return f"not known: {problem}"
+        if status < 400:
+            return ""
+        if status != _BUSY or time.monotonic() > deadline:
+            return f"left: {refusal_in(status, answer)}"
+        time.sleep(_RETRY_S)
 
 
 async def _evict_all(agents: Agents | None, of_tenant: OfTenant, wait_s: float) -> dict[str, list[str] | str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from yarl import URL
@@ -12,6 +13,11 @@ from yarl import URL
 from cli.adapters.outcome import REFUSED, add_command, fail, print_result
 from cli.libraries import needing
 from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.config.schema import ClusterConfig
+
+Asking = Callable[[str, str], tuple[int, Any]]
 
 _TIMEOUT_S = 10.0
 _REMEDY = "add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
@@ -67,27 +73,50 @@ def _stop(arguments: argparse.Namespace) -> None:
 
 
 def _ask(arguments: argparse.Namespace, method: str, path: str) -> Any:
-    """The trainer's answer to the operator, who has its key. Exits with 1 if there is none, or an error."""
+    """The trainer's answer. Exits with 1 if there is none, or an error."""
+    from cluster.config.load import load_cluster_config
+
+    asking = asking_trainer(load_cluster_config(arguments.config), arguments.config)
+    if asking is None:
+        raise ConfigError(f"{arguments.config} has no section `trainer`; {_REMEDY}")
+    try:
+        status, answer = asking(method, path)
+    except ConnectionError as error:
+        fail(arguments, REFUSED, "unavailable", str(error))
+    if status >= 400:
+        fail(arguments, REFUSED, "refused", refusal_in(status, answer))
+    return answer
+
+
+def refusal_in(status: int, answer: Any) -> str:
+    """Of a trainer's answer."""
+    return answer["error"] if isinstance(answer, dict) else f"status {status}"
+
+
+def asking_trainer(config: ClusterConfig, file: Path) -> Asking | None:
+    """Asks the trainer as the operator, who has its key; None: there is none. Raises ConfigError.
+
+    What it returns takes method and path, returns status and answer, and raises ConnectionError.
+    """
     import asyncio
 
     import aiohttp
 
     from cluster.config.certificates import check_process
-    from cluster.config.load import load_cluster_config, located
+    from cluster.config.load import located
     from cluster.control.transport import Transport
     from cluster.trainer_key import trainer_key
     from process.certificates.identity import OPERATOR, TRAINER
 
-    config = load_cluster_config(arguments.config)
     if config.trainer is None:
-        raise ConfigError(f"{arguments.config} has no section `trainer`; {_REMEDY}")
+        return None
     assert config.trainer.key is not None
-    with located(arguments.config):
+    with located(file):
         check_process(config, OPERATOR)
     tls = Transport.of(config, OPERATOR).engine_tls(TRAINER, TRAINER)
     place, headers = config.trainer.url, {"Authorization": f"Bearer {trainer_key(config.trainer.key)}"}
 
-    async def ask() -> tuple[int, Any]:
+    async def ask(method: str, path: str) -> tuple[int, Any]:
         context, server = (True, None) if tls is None else tls()
         url, timeout = URL(f"{place}{path}", encoded=True), aiohttp.ClientTimeout(_TIMEOUT_S)
         async with (
@@ -96,13 +125,13 @@ def _ask(arguments: argparse.Namespace, method: str, path: str) -> Any:
         ):
             return got.status, None if got.status == 204 else await got.json(content_type=None)
 
-    try:
-        status, answer = asyncio.run(ask())
-    except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
-        fail(arguments, REFUSED, "unavailable", f"{place} does not answer ({error or type(error).__name__})")
-    if status >= 400:
-        fail(arguments, REFUSED, "refused", answer["error"] if isinstance(answer, dict) else f"status {status}")
-    return answer
+    def asked(method: str, path: str) -> tuple[int, Any]:
+        try:
+            return asyncio.run(ask(method, path))
+        except (OSError, TimeoutError, ValueError, aiohttp.ClientError) as error:
+            raise ConnectionError(f"{place} does not answer ({error or type(error).__name__})") from error
+
+    return asked
 
 
 def _run(arguments: argparse.Namespace) -> None:

@@ -23,8 +23,8 @@ CALLERS: Mapping[str, frozenset[str]] = {
     "Undrain": frozenset({OPERATOR}),
     "ChangeRole": frozenset({ROUTER, OPERATOR}),
 }
-# They send requests to engines; a prefill worker, which a switching one may be now, to warm pairs.
-ENGINE_KEY_READERS = frozenset({ROUTER, "prefill", SWITCHING})
+# They send requests to engines; a prefill worker, to warm pairs. `Transport.certified_role` has their certificates'.
+ENGINE_KEY_READERS = frozenset({ROUTER, "prefill"})
 
 
 def caller_of(context: Any) -> Identity | None:

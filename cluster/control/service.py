@@ -40,9 +40,10 @@ class ControlService(WorkerControlServicer):
 
     async def Describe(self, request, context) -> pb.WorkerDescription:
         description = self._worker.describe()
-        if self._worker.transport.is_secure:
+        transport = self._worker.transport
+        if transport.is_secure:
             caller = caller_of(context)
-            if caller is None or caller.role not in ENGINE_KEY_READERS:
+            if caller is None or caller.role not in map(transport.certified_role, ENGINE_KEY_READERS):
                 description.engine_key = ""
         return description
 

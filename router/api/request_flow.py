@@ -200,7 +200,7 @@ class RequestFlow:
         revision, validated, fingerprint = request.revision, request.validated, self._backends.fingerprint
         is_shared = self._backends.config.share_base_prefixes if revision is None else revision.shares_prefixes
         directory = self._backends.adapters.directory
-        request.namespace = directory.cache_namespace(request.principal.tenant, is_shared=is_shared)
+        request.namespace = directory.cache_namespace(request.principal, is_shared=is_shared)
         if revision is not None:
             fingerprint = f"{fingerprint}-{revision.revision_id.removeprefix('sha256:')[:12]}"
             if request.scaled_id != revision.revision_id:

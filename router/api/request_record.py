@@ -65,7 +65,7 @@ class RequestRecorder:
     def _count(self, request: Request, given: Counts) -> None:
         """Add what the client was given to what it is billed for."""
         backends, principal, usage = self._backends, request.principal, self._backends.usage
-        tenant = backends.adapters.directory.lasting_name(principal.tenant)
+        tenant = backends.adapters.directory.lasting_name(principal)
         adapter, revision_id = request.adapter or "", request.revision_id or ""
         hour = int(usage.clock() // 3600)
         subject = Subject(hour, tenant, principal.key_id or "", adapter, revision_id, backends.model)

@@ -153,7 +153,7 @@ class TrainingEndpoint:
         directory = self._backends.adapters.directory
         if not directory.is_loaded:  # it may be the next tenant of a name, who has nothing of the one before
             raise TrainerUnavailable("the router has not reached the catalog of tenants yet; try again")
-        tenant = directory.lasting_name(principal_of(scope).tenant)
+        tenant = directory.lasting_name(principal_of(scope))
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         context, server = (True, None) if trainer.tls is None else trainer.tls()
         return self._session.request(

@@ -5,7 +5,7 @@ Keys, grants and the names of deleted tenants are in memory, so no request waits
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -39,6 +39,8 @@ class Principal:
     scopes: frozenset[Scope]
     key_id: str | None = None  # None: a token, or nobody asks for keys
     expires_at: datetime | None = field(default=None, compare=False)  # of a token
+    # Of the tenant that the key was made for, whose requests may outlast it. None: of a token's tenant, at each time.
+    generation: int | None = field(default=None, compare=False)
     # The tenant that gets no more than its share of what all have together; None: it crosses tenants.
     confined_to: str | None = field(init=False, repr=False, compare=False)
 
@@ -99,19 +101,23 @@ class Directory:
                 self._grants_to_read |= change.kind == "grants"
                 if change.kind == "keys" and self._keys_since is None:
                     self._keys_since = change.sequence - 1
-            if self._to_reload:
-                self._keys = {key.key_id: (key, _principal_of(key)) for key in catalog.keys.list()}
+            if not self._to_reload and self._keys_since is not None:
+                changed = catalog.keys.changed_since(self._keys_since)
+                # Of a name's next tenant, too, whose deletion is a change that is still to be told.
+                self._to_reload = catalog.tenants.generations() != self._generations
+                if not self._to_reload:
+                    self._keys |= _holders(changed, self._generations)
+            while self._to_reload:
+                generations = catalog.tenants.generations()
+                keys, grants = catalog.keys.list(), _granted(catalog.grants.list())
+                # Else a tenant was deleted meanwhile, and a key may be the one's before, or the next one's.
+                if catalog.tenants.generations() == generations:
+                    self._keys = _holders(keys, generations)
+                    self._grants, self._generations = grants, generations
+                    self._grants_to_read = self._to_reload = False
+            if self._grants_to_read:
                 self._grants = _granted(catalog.grants.list())
-                # After the keys: so a key of a name's next tenant is never here without the generation.
-                self._generations = catalog.tenants.generations()
-            else:
-                if self._keys_since is not None:
-                    for key in catalog.keys.changed_since(self._keys_since):
-                        self._keys[key.key_id] = key, _principal_of(key)
-                if self._grants_to_read:
-                    self._grants = _granted(catalog.grants.list())
-            self._to_reload, self._keys_since, self._grants_to_read = False, None, False
-            self.is_loaded = True
+            self._keys_since, self._grants_to_read, self.is_loaded = None, False, True
 
     def principal_of_key(self, key: str) -> Principal | None:
         """The holder of a key; None if it is unknown, expired or revoked. Takes microseconds."""
@@ -124,24 +130,26 @@ class Directory:
             return None
         return found[1]
 
-    def cache_namespace(self, tenant: str, *, is_shared: bool) -> str:
-        """The prefix-cache namespace of a tenant's request. KV is shared only within a namespace.
+    def cache_namespace(self, principal: Principal, *, is_shared: bool) -> str:
+        """The prefix-cache namespace of a request. KV is shared only within a namespace.
 
-        It contains the tenant's name and how many tenants of that name were deleted. Until the catalog has been read,
-        that number is unknown, and the namespace is one that is never used again.
+        It contains the tenant's name and its generation. Until the catalog has been read, that number is unknown, and
+        the namespace is one that is never used again.
         """
         if is_shared:
             return SHARED_NAMESPACE
-        return self.lasting_name(tenant) if self.is_loaded else f"{tenant}#{self._own_generation}"
+        return self.lasting_name(principal) if self.is_loaded else f"{principal.tenant}#{self._own_generation}"
 
-    def lasting_name(self, tenant: str) -> str:
-        """A tenant's name, with how many tenants of that name were deleted, as far as that is known."""
-        generation = self._generations.get(digest_of_tenant(tenant), 0) if self._generations else 0
+    def lasting_name(self, principal: Principal) -> str:
+        """Its tenant's name, with the generation if an earlier one of the name was deleted, as far as that is known."""
+        tenant, generation = principal.tenant, principal.generation
+        if generation is None:
+            generation = _generation_of(tenant, self._generations)
         return f"{tenant}#{generation}" if generation else tenant
 
     @property
     def generations(self) -> Mapping[str, int]:
-        """How often a tenant of a name was deleted, by the name's digest. Never changes: changes make another one."""
+        """Of tenants' names, by their digests. Never changes: changes make another one."""
         return self._generations
 
     def may(self, principal: Principal, owner: str, name: str, permission: Permission | None) -> bool:
@@ -157,8 +165,17 @@ class Directory:
         ) in grants  # fmt: skip
 
 
-def _principal_of(key: ApiKey) -> Principal:
-    return Principal(key.tenant, f"{key.tenant} key {key.key_id} ({key.name})", key.scopes, key.key_id)
+def _holders(keys: Iterable[ApiKey], generations: Mapping[str, int]) -> dict[str, tuple[ApiKey, Principal]]:
+    """By the keys' ids."""
+    holders = {}
+    for key in keys:
+        name, generation = f"{key.tenant} key {key.key_id} ({key.name})", _generation_of(key.tenant, generations)
+        holders[key.key_id] = key, Principal(key.tenant, name, key.scopes, key.key_id, generation=generation)
+    return holders
+
+
+def _generation_of(tenant: str, generations: Mapping[str, int]) -> int:
+    return generations.get(digest_of_tenant(tenant), 0) if generations else 0
 
 
 def _granted(grants: Sequence[Grant]) -> frozenset[_GrantKey]:

@@ -36,4 +36,4 @@ class UsageEndpoint:
             return None
         if not directory.is_loaded:  # it may be another tenant of that name that was deleted
             raise CatalogUnavailable("the catalog has not been read yet; try again")
-        return directory.lasting_name(principal.tenant)
+        return directory.lasting_name(principal)

@@ -153,6 +153,12 @@ class Executor:
         with self._changed:
             return model in self._queues
 
+    @property
+    def tenants(self) -> dict[str, str]:
+        """By model, also of those that are removed after the present command."""
+        with self._changed:
+            return {each.model: each.tenant for each in self._queues.values()}
+
     def next_of(self, model: str) -> int:
         """The number of the command that is to be computed next, or is being computed."""
         with self._changed:

@@ -32,7 +32,7 @@ from training.service.commands import Commands, LiveModel
 from training.service.data.passes import DataLimits, pass_of
 from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Refused, ServiceError
-from training.service.identity import OBJECT_HEADER, Caller, Identities
+from training.service.identity import OBJECT_HEADER, Caller, Identities, name_of
 from training.service.journal import Journal, Pushed
 from training.service.messages import Numbered, decoded
 from training.service.metrics import TrainerMetrics
@@ -147,6 +147,7 @@ class Service:
             Route("/api/v1/healthz", self._health),
             Route("/models", self._answering(self._list_models, is_operators=True)),
             Route("/models/{model}", self._answering(self._stop_model, is_operators=True), methods=["DELETE"]),
+            Route("/tenants/{tenant}", self._answering(self._remove_tenant, is_operators=True), methods=["DELETE"]),
         ]
         return Starlette(routes=routes, lifespan=self._lifespan)
 
@@ -308,6 +309,19 @@ class Service:
 
     async def _stop_model(self, request: Request, _caller: Caller) -> Any:
         await self._models.stop(request.path_params["model"])
+        return Response(status_code=204)
+
+    async def _remove_tenant(self, request: Request, _caller: Caller) -> Any:
+        """All of the name, but for the one whose lasting name is `kept`."""
+        name, kept = request.path_params["tenant"], request.query_params.get("kept")
+
+        def is_removed(tenant: str) -> bool:
+            return name_of(tenant) == name and tenant != kept
+
+        await self._models.remove_tenants(is_removed)
+        if num_in_flight := self._sampling.num_in_flight(is_removed):
+            raise Busy(f"{num_in_flight} requests are being sampled; try again in a moment")
+        await asyncio.to_thread(self._rollouts.remove, is_removed)
         return Response(status_code=204)
 
     async def _sampler(self, request: Request, caller: Caller) -> Any:

@@ -120,7 +120,17 @@ class Commands:
         for found in self._folder.glob("snapshots/[!.]*"):
             if found.name not in kept:  # the process ended before it had removed it
                 shutil.rmtree(found, ignore_errors=True)
+        self.delete_strays()
         self.executor.start()
+
+    def delete_strays(self) -> None:
+        """Folders of checkpoints that no record names, as of a model that was removed while it saved the first one."""
+        found = list(self._folder.glob("checkpoints/*"))  # first: what is saved from now on is not among them
+        kept = set(map(folder_of, self.executor.tenants))
+        kept |= {Path(each.folder).parent.name for each in self.journal.all(Checkpoint)}
+        for folder in found:
+            if folder.name not in kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -144,11 +154,12 @@ class Commands:
         )
 
     async def remove(self, model: str) -> None:
-        del self.models[model]
-        try:
-            await asyncio.to_thread(self.journal.remove_model, model)
-        finally:
-            self.executor.remove_model(model)  # the last that has it, so that its id is free (`Models.create`)
+        async with self.models[model].accepting:  # the log gets no command of a model that is gone
+            del self.models[model]
+            try:
+                await asyncio.to_thread(self.journal.remove_model, model)
+            finally:
+                self.executor.remove_model(model)  # the last that has it, so that its id is free (`Models.create`)
 
     def model(self, tenant: str, model: str) -> LiveModel:
         """Raises NotKnown."""
@@ -170,10 +181,11 @@ class Commands:
         """Log a command, and return its id. What is wrong with it fails its future: a client skips no number.
 
         A number that is known is a retry, whatever its body: it gets the same id. `key`: the caller's, for an export.
-        Raises Refused and Busy.
+        Raises NotKnown, Refused and Busy.
         """
         model, operation, refusal = live.model.id, None, None
         async with live.accepting:
+            self.model(live.model.tenant, model)  # not removed meanwhile
             next_seq = self.executor.next_of(model)
             if not 1 <= seq <= next_seq + _MAX_AHEAD:
                 raise Refused(f"seq_id is {seq}; command {next_seq} is next, and {_MAX_AHEAD} may wait")

@@ -22,7 +22,7 @@ class Caller(NamedTuple):
 
 
 def name_of(tenant: str) -> str:
-    """Of `acme#1`, the second tenant of that name, `acme`."""
+    """Of `acme#29810324`, a later tenant of that name, `acme`."""
     return tenant.partition("#")[0]
 
 

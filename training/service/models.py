@@ -1,10 +1,11 @@
 """Sessions and what belongs to them: models, checkpoints, sampling sessions. Everything is its tenant's only."""
 
 import asyncio
+import contextlib
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from training.service.checkpoints import SAMPLER_WEIGHTS, WEIGHTS, Checkpoints, 
 from training.service.commands import Commands, LiveModel
 from training.service.errors import Busy, Gone, NotKnown, Refused
 from training.service.identity import name_of
-from training.service.journal import Checkpoint, Model, Sampler, Session
+from training.service.journal import Checkpoint, Model, Pushed, R, Sampler, Session
 from training.service.messages import (
     CreateModel,
     CreateSamplingSession,
@@ -161,11 +162,11 @@ class Models:
     async def _create(
         self, tenant: str, session: str, number: int, spec: Spec, first: Spec | Load, metadata: dict[str, str] | None
     ) -> Answer:
-        self._check_session(tenant, session)
         if not 0 <= number <= _MAX_SEQ:
             raise Refused(f"model_seq_id is {number}; it counts from 0")
         model = Model(f"{session}:train:{number}", tenant, session, spec, metadata=_bounded(metadata))
         async with self._creating:
+            self._check_session(tenant, session)
             if model.id not in self._commands.models:
                 if self._commands.executor.has(model.id):  # the next one would take its snapshot for its own
                     raise Busy(f"{model.id} is being removed; try again, or choose another model_seq_id")
@@ -260,6 +261,27 @@ class Models:
                 raise Busy(f"weights of {model} are on their way to the router; stop it in a moment")
             await self._commands.remove(model)
         self._to_sweep.set()
+
+    async def remove_tenants(self, is_removed: Callable[[str], bool]) -> None:
+        """Forget all that these tenants have, with its files. Raises Busy while some is computed or pushed."""
+
+        def own(kind: type[R]) -> list[R]:
+            return [each for each in self._journal.all(kind) if is_removed(each.tenant)]
+
+        for session in own(Session):
+            await self._finish(session.id)
+        async with self._creating:  # then none is created in these sessions any more
+            models = [each for each, live in self._commands.models.items() if is_removed(live.model.tenant)]
+        for model in models:
+            with contextlib.suppress(NotKnown):  # the sweep was first
+                await self.stop(model)
+        if any(map(is_removed, self._commands.executor.tenants.values())):
+            raise Busy("a command is being computed; try again in a moment")
+        for checkpoint in own(Checkpoint):
+            await self._checkpoints.delete(checkpoint)
+        for record in (*own(Sampler), *own(Pushed)):  # of exports that ended late; the router has removed the aliases
+            await asyncio.to_thread(self._journal.remove, record)
+        await asyncio.to_thread(self._commands.delete_strays)
 
     # Checkpoints
 

@@ -8,7 +8,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -66,7 +66,7 @@ class Sampling:
         revision = (sampler.adapter or "@base").rpartition("@")[2]
         names = [f"{request_id}.{number}@{revision}" for number in range(request.num_samples)]
         if request_id not in self._futures:
-            in_flight = sum(each.tenant == sampler.tenant and not each.task.done() for each in self._futures.values())
+            in_flight = self.num_in_flight(sampler.tenant.__eq__)
             if in_flight >= _IN_FLIGHT:
                 raise Busy(f"{in_flight} requests are sampled for this tenant; wait for some of them")
             task = asyncio.create_task(self._sample(sampler, request, key))
@@ -86,6 +86,10 @@ class Sampling:
         for request_id, future in list(self._futures.items()):
             if future.task.done() and request_id.partition(":")[0] not in sessions:
                 del self._futures[request_id]
+
+    def num_in_flight(self, is_of: Callable[[str], bool]) -> int:
+        """Of these tenants."""
+        return sum(is_of(each.tenant) and not each.task.done() for each in self._futures.values())
 
     def _drop_old(self, tenant: str) -> None:
         own = {each: future.task for each, future in self._futures.items() if future.tenant == tenant}

@@ -9,7 +9,7 @@
     removals                           content that garbage collections have removed
     tenants ─< api_keys                digests of keys, and what each permits
     tenants ─< grants                  what a tenant lets another one do with its adapters
-    tenant_generations                 how often a tenant of a name was deleted, by the name's digest
+    tenant_generations                 which tenant of a name it is, once one was deleted, by the digest
     audit_events                       changes and denials, append-only
     token_usage                        tokens by hour, tenant, key, adapter and router
     alembic_version                    one row: the release of the tables, by a name that 0.1.0 gave it
@@ -113,7 +113,7 @@ tenant_generations = Table(
     "tenant_generations",
     metadata,
     Column("digest", NAME, primary_key=True),  # of the name: the names of deleted tenants are nowhere
-    Column("generation", Integer, nullable=False),  # how often a tenant of this name was deleted; no row: never
+    Column("generation", Integer, nullable=False),  # random, of the present tenant; no row: none was deleted
 )
 
 adapters = Table(

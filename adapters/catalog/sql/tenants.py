@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,9 @@ from adapters.catalog.sql.tables import (
 )
 from adapters.errors import AccessNotFound, InvalidReference, TenantFull
 from adapters.identity import is_tenant_name
+
+# 0.1.0 counted from 1, and adds 1 to what it finds; PostgreSQL's integers end below 2**31.
+_GENERATIONS = range(2**24, 2**31 - 2**24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class SqlTenants(CatalogPart):
         return self._database.write(lambda transaction: _remove(transaction, tenant, has_tokens))
 
     def generations(self) -> dict[str, int]:
-        """How often a tenant of a name was removed, by `digest_of_tenant`; names of which none was are not in it."""
+        """Of tenants' names, by `digest_of_tenant`; names of which no tenant was removed are not in it."""
         query = select(tenant_generations.c.digest, tenant_generations.c.generation)
         return self._database.read(lambda connection: {row.digest: row.generation for row in connection.execute(query)})
 
@@ -182,19 +186,18 @@ def _remove(transaction: Transaction, tenant: str, has_tokens: bool) -> RemovedT
 
 
 def generation_of(connection: Connection, tenant: str) -> int:
-    """How often a tenant of this name was removed."""
+    """Of the present tenant of this name; 0 if none of it was removed."""
     table = tenant_generations
     found = connection.execute(select(table.c.generation).where(table.c.digest == digest_of_tenant(tenant))).scalar()
     return found or 0
 
 
 def _next_generation(connection: Connection, tenant: str) -> int:
+    """A random one: a count would come again in a catalog that is restored, for another tenant of the name."""
     table, digest = tenant_generations, digest_of_tenant(tenant)
-    generation = generation_of(connection, tenant) + 1
-    if generation == 1:
-        connection.execute(insert(table), {"digest": digest, "generation": generation})
-    else:
-        connection.execute(update(table).where(table.c.digest == digest).values(generation=generation))
+    generation = _GENERATIONS.start + secrets.randbelow(len(_GENERATIONS))
+    connection.execute(delete(table).where(table.c.digest == digest))
+    connection.execute(insert(table), {"digest": digest, "generation": generation})
     return generation
 
 

@@ -1,6 +1,7 @@
 """`prelude keys | grants | tenants | audit` on a catalog, a store and an agent: effects, output, exit statuses."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,7 +158,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
     assert result["left"]["catalog"].keys() >= {"tenants", "adapters", "alias_moves", "api_keys", "grants", "changes"}
     assert set(result["left"]["catalog"].values()) == {0}
     assert (result["left"]["store"], result["left"]["workers"]) == ([], {"u": []})
-    assert result["next_cache_namespace"] == "acme#1"
+    assert re.fullmatch(r"acme#\d+", first := result["next_cache_namespace"])
     assert worker.resident == worker.on_disk == {common}  # beta has it, too
     assert worker.pins == {common}  # which others have, too
     library = open_library(load_cluster_config(folder / "cluster.yaml"))
@@ -171,7 +172,7 @@ def test_a_tenant_is_deleted_and_that_is_shown(
         "access_not_found",
     ]
     assert prelude("adapters", "import", "acme/legal", "lora-1")[1]["number"] == 1  # a new tenant of the old name
-    assert prelude("tenants", "delete", "acme", "--yes")[1]["next_cache_namespace"] == "acme#2"
+    assert prelude("tenants", "delete", "acme", "--yes")[1]["next_cache_namespace"] not in ("acme", first)
 
 
 def test_a_tenant_that_only_tokens_name_is_deleted(prelude: Run, folder: Path):
@@ -179,9 +180,9 @@ def test_a_tenant_that_only_tokens_name_is_deleted(prelude: Run, folder: Path):
     assert prelude("tenants", "delete", "acme", "--yes", "--without-workers")[1]["error"]["code"] == "access_not_found"
     with (folder / "cluster.yaml").open("a") as file:
         file.write("router: {auth: {oidc: [{issuer: 'https://login.example.com', audience: prelude}]}}\n")
-    for number in (1, 2):
-        status, result, _ = prelude("tenants", "delete", "acme", "--yes", "--without-workers")
-        assert (status, result["next_cache_namespace"]) == (0, f"acme#{number}")
+    found = [prelude("tenants", "delete", "acme", "--yes", "--without-workers") for _ in range(2)]
+    assert [status for status, _, _ in found] == [0, 0]
+    assert len({"acme", *(result["next_cache_namespace"] for _, result, _ in found)}) == 3
     assert prelude("tenants", "delete", "no/name", "--yes", "--without-workers")[0] != 0
 
 
@@ -196,9 +197,10 @@ def test_what_is_left_is_a_failure_and_the_next_run_finishes(prelude: Run, agent
     assert "run the command again" in error
     status, result, error = prelude("tenants", "delete", "acme", "--yes", "--wait", "0.01")
     assert (status, result["left"]["workers"]) == (1, {"u": [own]})
+    begun = result["next_cache_namespace"]  # by the first run
     worker.in_use = set()
     status, result, _ = prelude("tenants", "delete", "acme", "--yes")
-    assert (status, result["nothing_left"], result["next_cache_namespace"]) == (0, True, "acme#1"), result
+    assert (status, result["nothing_left"], result["next_cache_namespace"]) == (0, True, begun), result
     assert (worker.resident, worker.memory_only) == ({other}, {pushed})
 
 

@@ -82,6 +82,14 @@ class Rollouts:
         count = self._database.execute("SELECT COUNT(*) FROM rollouts WHERE tenant = ?", (tenant,))
         self._counts[tenant] = count.fetchone()[0]
 
+    def remove(self, is_removed: Callable[[str], bool]) -> None:
+        """All samples of these tenants. Raises sqlite3.Error."""
+        with self._lock:
+            for tenant in [each for each in self._counts if is_removed(each)]:
+                self._database.execute("DELETE FROM rollouts WHERE tenant = ?", (tenant,))
+                self._counts.pop(tenant, None)
+                self._lengths.pop(tenant, None)
+
     def find(self, tenant: str, sequence: np.ndarray) -> Answers:
         """The tenant's samples in a sequence, int32 [num_tokens]."""
         with self._lock:

@@ -303,6 +303,17 @@ def test_a_damaged_backup_restores_nothing(library, lora, folder, fresh):
     assert restore(folder, *fresh).num_copied == 2
 
 
+def test_no_tenant_of_a_restored_catalog_is_one_that_was_deleted_since(library, lora, folder, fresh):
+    """Trainers and prefix caches, which are not restored, tell tenants of a name by the generation."""
+    library.import_directory("acme/bot", lora(1))
+    back_up(library.catalog, library.store, folder)
+    restore(folder, *fresh)
+    lost, restored = (each.tenants.remove("acme").generation for each in (library.catalog, fresh[0]))
+    assert len({0, lost, restored}) == 3
+    assert lost + 1 != restored  # as 0.1.0 would have counted on
+    assert max(lost, restored) + 1000 < 2**31
+
+
 def test_an_earlier_catalog_is_restored_by_name(library, lora, folder, fresh):
     library.import_directory("other", lora(0))
     revision_id = library.import_directory("bot", lora(1)).revision_id

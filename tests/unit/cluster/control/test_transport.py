@@ -57,9 +57,11 @@ class Worker:
 
 
 @asynccontextmanager
-async def served(files: CertificateFiles) -> AsyncIterator[tuple[Worker, str]]:
+async def served(files: CertificateFiles, *, roles_change: bool = False) -> AsyncIterator[tuple[Worker, str]]:
     port = free_port()
-    worker = Worker(Transport(files), worker=SimpleNamespace(host="127.0.0.1", control_port=port))
+    worker = Worker(
+        Transport(files, roles_change=roles_change), worker=SimpleNamespace(host="127.0.0.1", control_port=port)
+    )
     async with serve_control(worker):  # type: ignore[arg-type]
         yield worker, f"127.0.0.1:{port}"
 
@@ -133,14 +135,15 @@ async def test_roles_make_their_calls_only(ca: Authority, role: str):
 
 
 @pytest.mark.parametrize("role", ["router", "operator", "prefill", "decode", "switching"])
-async def test_keys_of_engines_are_for_those_who_send_requests(ca: Authority, role: str):
-    """A worker that may be a prefill worker now has a certificate that says so: a decode worker's is not enough."""
+@pytest.mark.parametrize("roles_change", [False, True])
+async def test_keys_of_engines_are_for_those_who_send_requests(ca: Authority, role: str, roles_change: bool):
+    """A worker that may be a prefill worker now has a certificate that says so, of the kind that is in use."""
     async with (
-        served(issued(ca, "decode", "d")) as (_, address),
+        served(issued(ca, "decode", "d"), roles_change=roles_change) as (_, address),
         called(issued(ca, role, "caller"), address) as stub,
     ):
         described = await stub.Describe(pb.DescribeRequest(), timeout=10)
-    assert bool(described.engine_key) is (role in ("router", "prefill", "switching"))
+    assert bool(described.engine_key) is (role in ("router", "switching" if roles_change else "prefill"))
 
 
 @pytest.mark.parametrize("name", ["d", ""], ids=["listed", "found"])

@@ -12,6 +12,7 @@ from support.router_stand_ins import eventually
 from support.routers.keyed_cluster import KeyedCluster
 
 from adapters.catalog.records import ApiKey, Change
+from adapters.catalog.sql.tenants import digest_of_tenant
 from adapters.errors import CatalogUnavailable
 from adapters.identity import is_tenant_name
 from adapters.scopes import Scope
@@ -22,6 +23,7 @@ from router.identity.gate import Gate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = "prelude_abcdefghijkm_" + "x" * 43
+ACME = Principal("acme", "acme token of somebody", frozenset({Scope.INFER}))
 
 
 class Catalog:
@@ -120,12 +122,12 @@ def test_an_outage_keeps_known_keys_and_loses_no_change():
 
 def test_before_the_catalog_is_read_a_tenant_finds_no_kv():
     directory = Directory()
-    unknown = directory.cache_namespace("acme", is_shared=False)
-    assert unknown not in ("acme", Directory().cache_namespace("acme", is_shared=False))
-    assert unknown == directory.cache_namespace("acme", is_shared=False)
+    unknown = directory.cache_namespace(ACME, is_shared=False)
+    assert unknown not in ("acme", Directory().cache_namespace(ACME, is_shared=False))
+    assert unknown == directory.cache_namespace(ACME, is_shared=False)
     assert not is_tenant_name(unknown)  # nobody else can have it
     directory.follow(Catalog(), None)
-    assert directory.cache_namespace("acme", is_shared=False) == "acme"
+    assert directory.cache_namespace(ACME, is_shared=False) == "acme"
 
 
 def test_a_known_key_costs_few_calls():
@@ -136,16 +138,52 @@ def test_a_known_key_costs_few_calls():
     assert calls.number <= 8
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_key_has_its_own_tenants_generation(is_known: bool):
+    """Also if the tenant is deleted, and the next one has a key, between two reads of the catalog."""
+    catalog, deleted = Catalog(), {digest_of_tenant("acme"): 7}
+    directory = Directory(lambda: NOW)
+    if is_known:
+        directory.follow(catalog, None)
+
+    def read_before(*_: int) -> list[ApiKey]:
+        """The key is the old tenant's, or of the next one, whose deletion the changes do not have yet."""
+        catalog.list = catalog.changed_since = lambda *_: found if is_known else []
+        catalog.tenants = SimpleNamespace(generations=lambda: deleted)
+        return found
+
+    found = [catalog.key]
+    catalog.list = catalog.changed_since = read_before
+    directory.follow(catalog, [Change(8, "keys", None, None)] if is_known else None)
+    assert directory.lasting_name(ACME) == "acme#7"
+    assert (directory.principal_of_key(KEY) is not None) is is_known  # the old tenant's is gone
+
+
+def test_who_was_known_before_a_deletion_is_not_the_next_tenant():
+    """A request's body may come later than that."""
+    catalog, directory = Catalog(), Directory(lambda: NOW)
+    directory.follow(catalog, None)
+    before = directory.principal_of_key(KEY)
+    catalog.tenants = SimpleNamespace(generations=lambda: {digest_of_tenant("acme"): 7})
+    directory.follow(catalog, [Change(8, "tenants", None, None)])
+    after = directory.principal_of_key(KEY)
+    assert before is not None
+    assert after is not None
+    assert [directory.cache_namespace(each, is_shared=False) for each in (before, after)] == ["acme", "acme#7"]
+    assert [directory.lasting_name(each) for each in (before, after, ACME)] == ["acme", "acme#7", "acme#7"]
+
+
 async def test_the_next_tenant_of_a_name_finds_no_kv_of_the_one_before(keyed: KeyedCluster):
-    engine, seen = keyed.cluster.prefill[0].engine, []
+    engine, seen, expected = keyed.cluster.prefill[0].engine, [], ["acme|"]
     for number in range(3):
         key = await keyed.key("acme")
         assert (await keyed.complete(key))[0] == 200
         seen.append(engine.requests[-1]["extra_key"])
-        assert keyed.catalog.tenants.remove("acme").generation == number + 1
+        expected.append(f"acme#{keyed.catalog.tenants.remove('acme').generation}|")
         assert number == 0 or not is_tenant_name(seen[-1].removesuffix("|"))  # nobody else can have it
         await eventually(lambda key=key: keyed.complete(key), lambda answer: answer[0] == 401)
-    assert seen == ["acme|", "acme#1|", "acme#2|"]
+    assert seen == expected[:3]
+    assert len({*expected}) == 4
 
 
 async def test_keys_over_http(keyed: KeyedCluster):

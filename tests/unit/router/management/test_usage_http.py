@@ -244,15 +244,41 @@ async def test_tenants_see_their_own(tmp_path: Path) -> None:
         assert (status, answer["error"]["code"]) == (403, "insufficient_scope")
 
         # The next tenant of a name is another one, for operators too.
-        keyed.catalog.tenants.remove("acme")
+        generation = keyed.catalog.tenants.remove("acme").generation
         await keyed.cluster.adapters.refresh()
         assert (await keyed.ask(acme, "GET", "/v1/usage"))[0] == 401
         acme = await keyed.key("acme")
         assert await of(acme) == {}
         assert (await keyed.complete(acme))[0] == 200
-        assert await eventually(lambda: of(acme), bool) == {"acme#1": 1}
-        assert await of(admin) == {"acme": 1, "acme#1": 1, "beta": 2}
-        assert await of(admin, "?tenant=acme%231") == {"acme#1": 1}
+        assert await eventually(lambda: of(acme), bool) == {f"acme#{generation}": 1}
+        assert await of(admin) == {"acme": 1, f"acme#{generation}": 1, "beta": 2}
+        assert await of(admin, f"?tenant=acme%23{generation}") == {f"acme#{generation}": 1}
+
+
+async def test_a_request_that_outlasts_its_tenant_is_not_the_next_ones(tmp_path: Path) -> None:
+    """It is billed when it ends."""
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(*_: Any) -> None:
+        begun.set()
+        await may_end.wait()
+
+    async with keyed_cluster(tmp_path, *UNIFIED) as keyed, asyncio.TaskGroup() as tasks:
+        keyed.cluster.unified[0].engine.behaviours.append(slow)
+        admin = await keyed.key("ops", {Scope.ADMIN})
+        asked = tasks.create_task(keyed.complete(await keyed.key("acme")))
+        await begun.wait()
+        keyed.catalog.tenants.remove("acme")
+        following = await keyed.key("acme")
+        may_end.set()
+        assert (await asked)[0] == 200
+
+        async def of(key: str) -> dict[str, int]:
+            found = await usage(keyed.cluster, "", authorization=f"Bearer {key}")
+            return {each["tenant"]: each["requests"] for each in found}
+
+        assert await eventually(lambda: of(admin), bool) == {"acme": 1}
+        assert await of(following) == {}
 
 
 async def test_a_token_sees_nothing_before_names_of_deleted_tenants_are_known() -> None:

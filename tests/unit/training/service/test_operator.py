@@ -1,20 +1,31 @@
-"""`prelude trainer list | show | stop`: what the operator sees and ends, and nobody else."""
+"""What the operator sees and ends, and nobody else: `prelude trainer list | show | stop`, `prelude tenants delete`."""
 
+import asyncio
 import json
+import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import yaml
-from support.training.trainer import SECRET, RawClient, data, make_service, served
+from support.training.trainer import SECRET, RawClient, data, make_service, send, served
 from support.waiting import wait_until
 
 from cli.main import main
 from cluster.local.demo import make_demo
+from training.executor.learner import Learner
+from training.executor.operations import Spec
 from training.runs.base import LoadedBase
+from training.service import app as service_app
+from training.service.app import Service
 from training.service.identity import CallsOfRouter, headers_of_router
+from training.service.journal import Checkpoint
+from training.service.sampling import Sampling
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +33,13 @@ Command = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
-def trainer(base: LoadedBase, folder: Path) -> Iterator[str]:
-    with served(make_service(base, folder, identities=CallsOfRouter(SECRET)).app()) as url:
+def service(base: LoadedBase, folder: Path) -> Service:
+    return make_service(base, folder, "http://127.0.0.1:9", identities=CallsOfRouter(SECRET), snapshot_s=0.0)
+
+
+@pytest.fixture
+def trainer(service: Service) -> Iterator[str]:
+    with served(service.app()) as url:
         yield url
 
 
@@ -108,3 +124,168 @@ def test_nobody_else_is_the_operator(trainer: str, command: Command, tmp_path: P
     assert (status, refused["error"]["code"]) == (1, "refused")
     status, refused = command("list", url="http://127.0.0.1:9")
     assert (status, refused["error"]["code"]) == (1, "unavailable")
+
+
+@pytest.fixture
+def delete(trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Deletes the tenant `acme`, of which there is one in the catalog; exit status, and what is printed as JSON."""
+    config = make_demo(tmp_path / "toy")
+    (tmp_path / "key").write_text(SECRET)
+
+    def run(*words: str, url: str = trainer) -> tuple[int, Any]:
+        section = {"url": url, "key": str(tmp_path / "key")}
+        config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "trainer": section}))
+        words = ("tenants", "delete", "acme", "--yes", "--without-workers", *words)
+        capsys.readouterr()
+        try:
+            main([*words, "--config", str(config), "--json"])
+            status = 0
+        except SystemExit as ended:
+            status = int(str(ended.code))
+        return status, json.loads(capsys.readouterr().out)
+
+    main(["keys", "create", "ci", "--tenant", "acme", "--config", str(config)])
+    return run
+
+
+def client_of(url: str, tenant: str) -> RawClient:
+    return RawClient(url, headers=headers_of_router(SECRET, tenant, None))
+
+
+def fill(service: Service, url: str, tenant: str) -> str:
+    """Put something of every kind into the trainer's folder; returns the model."""
+    client = client_of(url, tenant)
+    model = client.model()
+    for seq in (1, 2, 3):
+        client.result(send(client, model, seq))
+    client.result(client.post("save_weights", model_id=model, seq_id=4, path="one"))
+    client.forward_backward(model, 6, *data(1))  # 5 is missing: it waits
+    sampler = {"session_id": model.partition(":")[0], "sampling_session_seq_id": 1, "base_model": "demo"}
+    assert client.post("create_sampling_session", **sampler).status_code == 200
+    service._rollouts.add(tenant, [3, 4, 5], [[6, 7]])
+    return model
+
+
+def tenants_in(service: Service, folder: Path) -> dict[str, set[str]]:
+    """Who has something at the trainer, by where that is."""
+    with sqlite3.connect(folder / "commands.db") as log, sqlite3.connect(folder / "rollouts.db") as rollouts:
+        owners = dict(log.execute("SELECT id, tenant FROM records WHERE kind = 'Model'"))
+        return {
+            "records": {each for (each,) in log.execute("SELECT tenant FROM records")},
+            "commands": {owners.get(each, "?") for (each,) in log.execute("SELECT model FROM commands")},
+            "rollouts": {each for (each,) in rollouts.execute("SELECT tenant FROM rollouts")},
+            **{
+                kind: {owners.get(each.name.replace("-", ":"), "?") for each in folder.glob(f"{kind}/*")}
+                for kind in ("checkpoints", "snapshots")
+            },
+        }
+
+
+def test_all_goes_but_what_the_next_tenant_and_others_have(
+    service: Service, trainer: str, delete: Command, folder: Path
+):
+    first, others = fill(service, trainer, "acme"), {"beta", "acme.x", "acm"}
+    for tenant in ("acme#5", *others):
+        fill(service, trainer, tenant)
+    assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset({"acme", "acme#5", *others})}
+    status, answer = delete()
+    assert (status, answer["left"]["trainer"], answer["nothing_left"]) == (0, "", True)
+    assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset(others)}
+    assert client_of(trainer, "acme").post("get_info", model_id=first).status_code == 404
+    assert service._rollouts.find("acme", np.array([3, 4, 5, 6, 7], np.int32)) == ()
+
+    following = answer["next_cache_namespace"]
+    fill(service, trainer, following)
+    fill(service, trainer, "acme")  # by a router that had not heard of it
+    assert delete()[0] == 0
+    assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset({following, *others})}
+
+
+def test_what_is_being_computed_is_waited_for(
+    service: Service, trainer: str, delete: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its checkpoint is in no record, as its model is gone."""
+    saving, may_save, save = threading.Event(), threading.Event(), Learner.save
+
+    def slow(self: Learner, target: Path, *what: Any) -> None:
+        if target.name == "one":
+            saving.set()
+            assert may_save.wait(60)
+        save(self, target, *what)
+
+    monkeypatch.setattr(Learner, "save", slow)
+    client = client_of(trainer, "acme")
+    model = client.model()
+    client.post("save_weights", model_id=model, seq_id=1, path="one")
+    assert saving.wait(60)
+    status, answer = delete("--wait", "0.01")
+    assert (status, answer["nothing_left"]) == (1, False)
+    assert answer["left"]["trainer"].startswith("left: a command is being computed")
+    may_save.set()
+    assert delete()[0] == 0
+    assert [*folder.glob("checkpoints/*"), *folder.glob("snapshots/*")] == []
+    assert delete(url="http://127.0.0.1:9")[1]["left"]["trainer"].startswith("not known: ")
+
+
+def test_strays_of_stopped_models_go_with_the_next_start(folder: Path, service: Service):
+    kept, stray = (folder / "checkpoints" / name / "one" for name in ("m-train-0", "m-train-1"))
+    for each in (kept, stray):
+        each.mkdir(parents=True)
+    service._journal.put(Checkpoint("tinker://m:train:0/weights/one", "a", Spec(4, 1), "checkpoints/m-train-0/one"))
+    with served(service.app()):
+        assert (kept.exists(), stray.exists()) == (True, False)
+
+
+def test_what_is_being_sampled_is_waited_for(
+    service: Service, trainer: str, delete: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It would be noted after the tenant was deleted."""
+    may_answer = threading.Event()
+
+    async def answer(self: Sampling, *_: Any) -> Any:
+        await asyncio.to_thread(may_answer.wait, 60)
+        return [([6, 7], None, True)], None
+
+    monkeypatch.setattr(Sampling, "_answer", answer)
+    client = client_of(trainer, "acme")
+    session = client.session()
+    made = client.post("create_sampling_session", session_id=session, sampling_session_seq_id=1, base_model="demo")
+    sampling = {"sampling_session_id": made.json()["sampling_session_id"], "seq_id": 1, "num_samples": 1}
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [3, 4, 5]}]}
+    asked = client.post("asample", prompt=prompt, sampling_params={"max_tokens": 2, "temperature": 0.5}, **sampling)
+    assert asked.status_code == 200, asked.text
+    status, found = delete("--wait", "0.01")
+    assert (status, found["left"]["trainer"]) == (1, "left: 1 requests are being sampled; try again in a moment")
+    may_answer.set()
+    assert delete()[0] == 0
+    assert tenants_in(service, folder)["rollouts"] == set()
+
+
+def test_the_log_gets_no_command_of_a_model_that_is_gone(
+    service: Service, trainer: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its data would stay there until the next start."""
+    reading, may_read, read = threading.Event(), threading.Event(), service_app.pass_of
+
+    def slow(*what: Any) -> Any:
+        reading.set()
+        assert may_read.wait(60)
+        return read(*what)
+
+    monkeypatch.setattr(service_app, "pass_of", slow)
+    client = client_of(trainer, "acme")
+    model = client.model()
+    live = service._commands.models[model]
+    with ThreadPoolExecutor() as pool:
+        sent = [pool.submit(client.forward_backward, model, seq, *data(seq)) for seq in (1, 2)]
+        assert reading.wait(60)
+        wait_until(lambda: len(live.accepting._waiters or ()) == 1)
+        removing = {"authorization": f"Bearer {SECRET}"}
+        removed = pool.submit(httpx.delete, f"{trainer}/tenants/acme", headers=removing, timeout=60)
+        wait_until(lambda: len(live.accepting._waiters or ()) == 2)
+        late = pool.submit(client.forward_backward, model, 3, *data(3))
+        wait_until(lambda: len(live.accepting._waiters or ()) == 3)
+        may_read.set()
+        assert removed.result().status_code in (204, 429)  # the first pass may be computed
+        assert [each.result().status_code for each in (*sent, late)] == [200, 200, 404]
+    assert tenants_in(service, folder)["commands"] == set()
