@@ -12,7 +12,7 @@ from bench.simulator.curves import FOLDER, EngineTimes, read_curves
 from bench.simulator.layouts import bound_per_s, highest_rate, layouts, request_s, run
 from bench.simulator.options import Options
 from bench.systems.layout import Layout
-from bench.systems.models import MODELS
+from bench.systems.models import config_of
 from cluster.local.memory_plan import GPU_SHARE, ModelSizes, engine_memory
 from cluster.planning.gpus import GPUS
 from cluster.planning.speed import Speed
@@ -27,8 +27,9 @@ SMALL = Options(prompt_tokens=512, output_tokens=32, num_adapters=50, seconds=3.
 def test_the_kept_curves_are_the_planners_formulas(tmp_path: Path) -> None:
     """LoRA of rank 16 on all projections, 32 slots, as docs/simulator.md says."""
     curves, gpu = read_curves(H200_8B), GPUS["h200"]
-    config = {**(MODELS["llama-3.1-8b"].config or {}), "architectures": ["LlamaForCausalLM"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    config, _ = config_of("llama-3.1-8b")
+    config.architectures = ["LlamaForCausalLM"]
+    config.save_pretrained(tmp_path)
     sizes = ModelSizes.read(tmp_path)
     speed, times = Speed(sizes, gpu, 1), EngineTimes(curves)
     for tokens in (1024, 2048, 8192):
