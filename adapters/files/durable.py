@@ -64,10 +64,3 @@ def new_folder(path: Path) -> Iterator[Path]:
         fsync(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def write_at(descriptor: int, data: memoryview, offset: int) -> None:
-    """Write all of it at a place of the file: `pwrite` may stop short. Raises OSError."""
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count

@@ -1,6 +1,8 @@
 """An adapter in training as engines load it: packed on its device, and copied to this host once."""
 
 import math
+import mmap
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +12,6 @@ import numpy as np
 import torch
 
 from adapters.files.digest import sha256_of_chunks
-from adapters.files.durable import write_at
 from adapters.formats.safetensors_file import STORAGE_DTYPES, header_of
 from adapters.model.manifest import LoraEntry, Manifest, ReftEntry, revision_id_of_packed
 from adapters.model.normal_form import Positions
@@ -38,10 +39,20 @@ class ServedWeights:
         """Write the packed file. Raises OSError."""
         code, item_bytes = DTYPE_CODES[self.dtype], np.dtype(STORAGE_DTYPES[self.dtype]).itemsize
         sizes = {name: (code, shape, math.prod(shape) * item_bytes) for name, shape in self.shapes.items()}
-        with path.open("wb", buffering=0) as file:
-            begin = len(header_of(sizes, self._header("0" * 64)))  # however the digest reads
-            digest = sha256_of_chunks(self.data, lambda at, chunk: write_at(file.fileno(), chunk, begin + at))
-            write_at(file.fileno(), memoryview(header_of(sizes, self._header(digest))), 0)
+        begin = len(header_of(sizes, self._header("0" * 64)))  # however the digest reads
+        with path.open("w+b") as file:
+            os.posix_fallocate(
+                file.fileno(), 0, begin + len(self.data)
+            )  # too little room is an error here, else a signal
+            # Threads copy at the same time into memory, which they cannot by `write`: it locks the file.
+            with mmap.mmap(file.fileno(), 0) as mapped:
+
+                def copy(at: int, chunk: memoryview) -> None:
+                    place = np.frombuffer(mapped, np.uint8, len(chunk), begin + at)
+                    np.copyto(place, np.frombuffer(chunk, np.uint8))
+
+                digest = sha256_of_chunks(self.data, copy)
+                mapped[:begin] = header_of(sizes, self._header(digest))
 
     def _header(self, tensors_sha256: str) -> dict[str, str]:
         manifest = self.manifest.to_json()
