@@ -23,7 +23,7 @@ from adapters.catalog.records import AuditEvent
 from adapters.errors import AdapterError
 from adapters.scopes import Scope
 from cluster.config.discovery import DiscoveryConfig
-from cluster.config.quotas import FairQueueConfig
+from cluster.config.quotas import FairQueueConfig, QuotasConfig, TenantQuota
 from cluster.config.router import RouterConfig
 from cluster.config.schema import RoleChangeMode
 from cluster.control.transport import PLAIN, Transport
@@ -109,7 +109,10 @@ def build_app(
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests, bodies = WorkerLoads(), Requests(), BodyBudget(config.limits.in_flight_bytes)
-    quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
+    limits = config.quotas
+    if limits is None and role_changes == "auto":  # what waits at engines, workers of a new role cannot take
+        limits = QuotasConfig(default=TenantQuota(changes_per_min=None))
+    quotas = _quotas(limits, metrics, loads, lambda: fleet.state, model.max_running_requests)
     metrics.in_flight.set_function(lambda: len(requests))
     metrics.body_bytes.set_function(lambda: bodies.room.num_held)
     placer = Placer(loads, random=random, slo=config.slo)
@@ -247,7 +250,7 @@ def build_app(
 
 
 def _quotas(
-    config: RouterConfig,
+    config: QuotasConfig | None,
     metrics: Metrics,
     loads: WorkerLoads,
     fleet: Callable[[], FleetState],
@@ -256,13 +259,14 @@ def _quotas(
     def has_free_capacity(coming_tokens: float, coming_sequences: float) -> bool:
         return has_capacity(
             fleet(),
+            loads.clock(),
             queue_s=FairQueueConfig.queue_s,
             worker_sequences=max_running_requests,
             coming_tokens=coming_tokens,
             coming_sequences=coming_sequences,
         )
 
-    quotas = Quotas(config.quotas, metrics, has_free_capacity)
+    quotas = Quotas(config, metrics, has_free_capacity)
     if quotas.queue is not None:
         loads.on_change = quotas.queue.look
     return quotas

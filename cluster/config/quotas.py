@@ -56,7 +56,7 @@ class TenantQuota(UseLimits):
 class FairQueueConfig(Section):
     """When requests wait in the router for their tenant's turn, and for how long."""
 
-    queue_s: ClassVar[float] = 0.05  # a worker with this much queued prefill gets no more prompts
+    queue_s: ClassVar[float] = 0.05  # of prompts left to read: a worker with more gets no more
     max_requests: _Count = 1000  # waiting requests of one tenant
     timeout_s: Annotated[float, Field(gt=0)] = 30.0  # waiting time
 

@@ -11,7 +11,8 @@ from router.fleet.saturation import mean
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 SHORT = 0.8  # load of a role from which on it is short of workers
-_ROOM = 0.8  # of that, or of 1, the most that workers of the other role may have once they are one fewer
+_ROOM = 0.8  # of that, the most that workers of the other role may have once they are one fewer
+_FULL = 1 / _ROOM  # from which on they may be full then: prompts or answers already wait
 _KEPT = 0.8  # of the weight of earlier looks, at each look
 
 
@@ -82,12 +83,12 @@ def wanted_workers(load: RoleLoad) -> int:
 def short_role(loads: Mapping[str, RoleLoad]) -> str | None:
     """The role that a worker of the other one should get, if the others can do without it.
 
-    Never the other one at once after the change: it is not short then, whatever the numbers.
+    Never the other one at once after the change: that one is less short then, whatever the numbers.
     """
     for role, other in OTHER.items():
         short, giver = loads[role], loads[other]
         if short.share < SHORT or giver.num_workers < 2:
             continue
-        if giver.share * giver.num_workers / (giver.num_workers - 1) <= _ROOM * min(1.0, short.share):
+        if giver.share * giver.num_workers / (giver.num_workers - 1) <= _ROOM * min(_FULL, short.share):
             return role
     return None

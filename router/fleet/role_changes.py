@@ -61,10 +61,10 @@ class RoleChanges:
         loads = role_loads(fleet, self._spending, self._config.slo)
         for each, load in loads.items():
             self._metrics.wanted_workers.labels(each).set(wanted_workers(load))
-        role = short_role(loads) if now >= self._quiet_until else None
+        role = short_role(loads)
         giver = None if role is None else self._giver(views, role)
         self._wanted.append(None if giver is None else role)
-        if role is None or giver is None or self._wanted.count(role) < _HELD_LOOKS:
+        if role is None or giver is None or now < self._quiet_until or self._wanted.count(role) < _HELD_LOOKS:
             return
         self.explanation = (
             f"{giver.name} becomes {role}: prompts keep prefill workers {100 * loads['prefill'].share:.0f} % busy, "

@@ -247,6 +247,12 @@ class WorkerLoad:
         self.s_per_token = fleets if abs(own - fleets) <= _ALIKE * fleets else own
         self._count()
 
+    def left_s(self, now: float) -> float:
+        """`queue_s`, without the part of the prompt it is reading that it should have read by now."""
+        if not self._num_reading:
+            return self.queue_s
+        return max(self.queue_s - (now - self._busy_since), self.queue_s * (1 - 1 / self._num_reading))
+
     def add_prompt(self, tokens: int) -> None:
         """Count a prompt that the worker is to read; a negative number for one that it has read."""
         self.prompt_tokens += tokens

@@ -10,7 +10,7 @@ from router.errors import QueuedTooLong, QueueFull
 from router.metrics import Metrics
 from router.quotas.fair_queue import FairQueue
 
-_LOOK_S = 0.05  # between two looks at the fleet, beside those when a prompt or a sequence has ended
+_LOOK_S = 0.01  # between two looks at the fleet, beside those when a prompt or a sequence has ended
 
 HasCapacity = Callable[[float, float], bool]  # for that many tokens of prompts, and sequences, that are on their way
 

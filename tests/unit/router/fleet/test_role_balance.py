@@ -33,7 +33,8 @@ CONFIG = RouterConfig(slo=SloConfig(first_token_s=2.0, event_gap_s=0.02))
         ((2, 0.90), (2, 0.95), None),  # both are
         ((2, 0.41), (2, 1.00), None),  # the one that stayed would be
         ((2, 0.40), (2, 1.00), "decode"),
-        ((2, 0.45), (2, 5.00), None),  # however short the other is
+        ((2, 0.50), (2, 1.25), "decode"),  # requests wait, and the one that stays is just full
+        ((2, 0.51), (2, 5.00), None),  # however short the other is
         ((2, 0.40), (2, 0.85), None),  # short, but no worker's worth is gained
         ((8, 0.60), (2, 0.85), None),
         ((8, 0.55), (2, 0.85), "decode"),

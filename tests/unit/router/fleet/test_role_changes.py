@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -78,7 +79,7 @@ async def is_placeable(fleet: Fleet, worker: str, role: str) -> None:
 
 async def test_a_worker_becomes_what_is_short_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
     async with full_decode(3) as (cluster, controller):
-        await controller.look(int(role_changes.PAUSE_S) + 2)
+        await controller.look(int(role_changes.PAUSE_S))
         assert [worker.asked_roles for worker in cluster.prefill] == [[], [], []]  # loads must show first
         with caplog.at_level(logging.INFO):
             await controller.look(1)
@@ -276,3 +277,13 @@ async def test_by_configuration_a_router_changes_roles_or_only_says_it(
                 lines = [f'prelude_router_workers_wanted{{role="{role}"}} {num}.0' for role, num in wanted.items()]
                 assert all(line in page for line in lines)
         assert bool(cluster.prefill[1].asked_roles) is (mode == "auto")
+
+
+@pytest.mark.parametrize(("mode", "num_waited"), [("auto", 3), ("manual", 0)])
+async def test_requests_wait_where_a_worker_finds_them_that_gets_the_role(mode: Any, num_waited: int) -> None:
+    async with running_cluster(1, 1, role_changes=mode) as cluster:
+        cluster.prefill[0].engine.behaviours = [after(0.5)] * 4
+        prompt = "a " * 20_000  # 2 s, as far as the router knows
+        await asyncio.gather(*(cluster.post(prompt=prompt, max_tokens=1) for _ in range(4)))
+        waits = re.findall(r"^prelude_router_queue_seconds_count\S* (\S+)", await cluster.metrics_page(), re.MULTILINE)
+        assert sum(map(float, waits)) == num_waited

@@ -67,9 +67,9 @@ def coming(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
     """What is on its way, tokens and sequences, whenever the fair queue asks whether the fleet has room beyond that."""
     asked: list[tuple[float, float]] = []
 
-    def noted(fleet: FleetState, *, coming_tokens: float, coming_sequences: float, **limits: Any) -> bool:
+    def noted(fleet: FleetState, now: float, *, coming_tokens: float, coming_sequences: float, **limits: Any) -> bool:
         asked.append((coming_tokens, coming_sequences))
-        return has_capacity(fleet, coming_tokens=coming_tokens, coming_sequences=coming_sequences, **limits)
+        return has_capacity(fleet, now, coming_tokens=coming_tokens, coming_sequences=coming_sequences, **limits)
 
     monkeypatch.setattr(app, "has_capacity", noted)
     return asked

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.routers.fleets import DECODES, PREFILLS, UNIFIED
-from support.routers.virtual_time import VIRTUAL, run_in_virtual_time
+from support.routers.virtual_time import VIRTUAL, Clock, run_in_virtual_time
 
 from bench.load.summary import quantile
 from cluster.config.quotas import FairQueueConfig, QuotasConfig
@@ -118,7 +118,7 @@ def fleet_has_capacity(*workers: WorkerView, tokens: dict[str, int] | None = Non
         loads.add(name, prompt_tokens=prompt_tokens)
     fleet = FleetState({worker.name: worker for worker in workers}, loads, Holders())
     asked = {"queue_s": 0.1, "worker_sequences": 2, "coming_tokens": 0.0, "coming_sequences": 0.0, **options}
-    return has_capacity(fleet, **asked)
+    return has_capacity(fleet, 0.0, **asked)
 
 
 PREFILL, DECODE = PREFILLS[0], DECODES[0]
@@ -143,6 +143,33 @@ PREFILL, DECODE = PREFILLS[0], DECODES[0]
 )
 def test_which_fleet_has_capacity(workers: tuple[WorkerView, ...], options: dict[str, Any], expected: bool):
     assert fleet_has_capacity(*workers, **options) is expected
+
+
+@pytest.mark.parametrize(
+    ("prompts", "is_read_at_s", "expected"),
+    [
+        ([600], 0.0, [False, True, True]),  # 0.12 s, of which 0.09 s are left after 0.03 s
+        ([600], None, [False, False, False]),  # its adapter is loaded
+        ([600, 600], 0.0, [False, False, False]),  # one at a time, however long it takes
+        ([400, 600], 0.0, [False, False, False]),
+        ([150, 400], 0.0, [False, True, True]),
+    ],
+)
+def test_the_next_prompt_comes_shortly_before_a_worker_has_read_its_last(
+    prompts: list[int], is_read_at_s: float | None, expected: list[bool]
+):
+    clock = Clock(0.0)
+    loads = WorkerLoads(clock)
+    fleet = FleetState({"u0": UNIFIED[0]}, loads, Holders())
+    for tokens in prompts:
+        prompt = loads.add("u0", prompt_tokens=tokens)
+        if is_read_at_s is not None:
+            prompt.read_begins()
+    found = []
+    for clock.now in (0.0, 0.03, 1.0):
+        limits = {"worker_sequences": 9, "coming_tokens": 0.0, "coming_sequences": 0.0}
+        found.append(has_capacity(fleet, clock.now, queue_s=0.1, **limits))
+    assert found == expected
 
 
 # ---- one tenant with 100 times the load of another ------------------------------------------------------------------
