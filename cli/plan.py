@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,19 +106,14 @@ def _plan(arguments: argparse.Namespace) -> None:
         print("\n--cluster-yaml and --helm-values print settings; docs/capacity.md has the formulas.")
 
 
-def _sizes(model: Path, dtype: str | None) -> ModelSizes:
+def _sizes(model: Path, dtype: EngineDtype | None) -> ModelSizes:
     from adapters.errors import BaseModelInvalid
-    from adapters.model.footprint import ITEM_BYTES
     from cluster.local.memory_plan import ModelSizes
 
     try:
-        sizes = ModelSizes.read(model)
+        sizes = ModelSizes.read(model, dtype)
     except BaseModelInvalid as error:
         raise ConfigError(f"--model: {error}") from error
-    if dtype is not None:
-        served: EngineDtype = "bfloat16" if dtype == "bfloat16" else "float16"
-        scaled = sizes.weight_bytes * ITEM_BYTES[served] // ITEM_BYTES[sizes.dtype]
-        return replace(sizes, dtype=served, weight_bytes=scaled)
     if sizes.dtype == "float32":
         raise ConfigError("--model: its dtype is float32, whose speed on GPUs is not known; give --dtype bfloat16")
     return sizes

@@ -11,7 +11,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from engine.errors import EngineError
 from prefill_worker.adapter_holder import AdapterHolder
-from prefill_worker.warm_up import warm_pair
+from prefill_worker.warm_up import to_nobody, warm_engine, warm_pair
 
 log = logging.getLogger(__name__)
 
@@ -61,29 +61,45 @@ class PrefillAgent(AdapterHolder):
     async def _keep_warm(self, name: str, peer: Peer) -> None:
         """Until the peer has left."""
         description = self.describe()
+        failed = ("", "")  # the incarnations whose last warm-up has failed
         while self.peers.get(name) is peer:
             ours, theirs = "" if self.hub.state.hung else self.incarnation, peer.incarnation
             if peer.state is not None and peer.state.hung and self._warm.pop(peer.name, ""):
                 self._publish()
             if ours and theirs and not self.is_warm_with(peer) and self._fits(description, peer):
                 try:
-                    await warm_pair(
-                        self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer,
-                        were_used=self.was_used and peer.state is not None and peer.state.ready,
-                    )  # fmt: skip
+                    await self._warm_up(description, name, peer, ours, theirs, is_retry=failed == (ours, theirs))
                 except EngineError as error:
+                    failed = ours, theirs
+                    if self._warm.pop(peer.name, ""):
+                        self._publish()
                     log.warning(
                         "pair warm-up failed; retrying", extra={"fields": {"decode": peer.name, "error": str(error)}}
                     )
-                else:
-                    if ours == self.incarnation and self.peers.get(name) is peer:
-                        self._warm[peer.name] = theirs
-                        self._publish()
-                        self.reconsider()
-                        continue
-                await asyncio.sleep(_RETRY_S)
+                    await asyncio.sleep(_RETRY_S)
             else:
                 await asyncio.sleep(0.2)
+
+    async def _warm_up(
+        self, description: pb.WorkerDescription, name: str, peer: Peer, ours: str, theirs: str, *, is_retry: bool
+    ) -> None:
+        """Warm up both engines and the connections between them. Raises EngineError."""
+
+        def note_warm() -> None:
+            if ours == self.incarnation and self.peers.get(name) is peer:
+                self._warm[peer.name] = theirs
+                self._publish()
+                self.reconsider()
+
+        is_used = peer.state is not None and peer.state.ready
+        if is_used and not self.was_used:  # the peer may be full, and takes part only where it has to
+            await warm_engine(self.engine, description.model, to_nobody)
+        if is_used and not is_retry and peer.state is not None and peer.state.load.awaiting_room_requests:
+            note_warm()  # users' requests would wait there as well, behind the one that sets up the connections
+        await warm_pair(
+            self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer, were_used=is_used
+        )
+        note_warm()
 
     def _fits(self, ours: pb.WorkerDescription, peer: Peer) -> bool:
         """True if KV can go to the peer's engine. Workers of cluster.yaml were checked at start, others were not."""

@@ -7,10 +7,12 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 from cluster.agent.peers import Peer
+from cluster.config.workers import NOBODY
 from engine.client import EngineClient
 from engine.errors import EngineError
 
@@ -49,13 +51,21 @@ def _warm_up_body(model: str, fields: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def warm_engine(engine: EngineClient, model: str) -> None:
-    """Return once the engine has answered each kind of request. On EngineError the request is aborted."""
+def to_nobody() -> dict[str, Any]:
+    """The handoff of a prefill engine's request that no decode engine takes part in."""
+    return {"bootstrap_host": NOBODY, "bootstrap_room": secrets.randbits(63)}
+
+
+async def warm_engine(engine: EngineClient, model: str, handoff: Callable[[], dict[str, Any]] = dict) -> None:
+    """Return once the engine has answered each kind of request. On EngineError the request is aborted.
+
+    `handoff`: of each request, `to_nobody` for a prefill engine.
+    """
     started_at = time.monotonic()
     for fields in WARM_UP_REQUESTS:
         body = _warm_up_body(model, fields)
         try:
-            await engine.complete({**body, "extra_key": CACHE_NAMESPACE}, _TIMEOUT_S)
+            await engine.complete({**body, **handoff(), "extra_key": CACHE_NAMESPACE}, _TIMEOUT_S)
         except EngineError:
             await _abort(engine, body["rid"])
             raise

@@ -1,11 +1,14 @@
 """The one log format: a JSON object per line, on standard error.
 
+It waits for no reader: a full pipe would stop every event loop. What does not fit is dropped, and counted in a line.
 Loggers take fields by `extra`: `log.info("adapter loaded", extra={"fields": {"revision": ..., "load_s": ...}})`.
 Never log prompts, keys or headers.
 """
 
+import fcntl
 import logging
-import sys
+import os
+import select
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,6 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 import msgspec
+
+_STDERR = 2
+_PIPE_BYTES = 2**20  # the most that an unprivileged process gets: seconds of a busy router's lines
 
 _process = ""
 _handler: logging.Handler | None = None  # of `setup`
@@ -23,7 +29,7 @@ def setup(process: str, level: str = "info") -> None:
     """Log this process's records, at `level` and above, as JSON lines that carry its name."""
     global _process, _handler
     _process = process
-    _handler = handler = logging.StreamHandler(sys.stderr)
+    _handler = handler = logging.StreamHandler(_StandardError())
     handler.setFormatter(_JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -47,11 +53,8 @@ def info(log: logging.Logger, message: str, fields: Mapping[str, Any]) -> None:
     if not log.isEnabledFor(logging.INFO):
         return
     text = _encoder.encode(_line(time.time(), "info", log.name, message, fields)).decode() + handler.terminator
-    stream = handler.stream
-    with handler.lock, suppress(OSError, ValueError):  # type: ignore[union-attr]  # as the handler's own `handle`
-        stream.write(text)  # a line that cannot be written harms nobody
-        if not getattr(stream, "line_buffering", False):  # as standard error is: it has written the line
-            stream.flush()
+    with handler.lock:  # type: ignore[union-attr]  # as the handler's own `handle`
+        handler.stream.write(text)
 
 
 def _line(at_s: float, level: str, logger: str, message: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,6 +84,42 @@ class Stopwatch:
         """Note the seconds since the part before this one ended."""
         now = time.monotonic()
         self.parts[part], self._since = round(now - self._since, 3), now
+
+
+class _StandardError:
+    """Takes lines, and drops them while its reader is behind. None is cut: what is left of one is written first.
+
+    Its callers hold the handler's lock.
+    """
+
+    def __init__(self) -> None:
+        self._rest, self._num_dropped = b"", 0
+        self._writable = select.poll()
+        self._writable.register(_STDERR, select.POLLOUT)
+        with suppress(OSError):  # it is no pipe
+            fcntl.fcntl(_STDERR, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def write(self, line: str) -> None:
+        if not self._has_written_rest():
+            self._num_dropped += 1
+            return
+        if self._num_dropped:
+            fields = {"lines": self._num_dropped}
+            dropped = _line(time.time(), "warning", __name__, "log lines dropped: nobody read them in time", fields)
+            line, self._num_dropped = f"{_encoder.encode(dropped).decode()}\n{line}", 0
+        self._rest = line.encode()
+        self._has_written_rest()
+
+    def flush(self) -> None:
+        """Do nothing: lines are written or dropped."""
+
+    def _has_written_rest(self) -> bool:
+        """Write as much as there is room for: a pipe that has any takes PIPE_BUF bytes at once."""
+        with suppress(OSError):  # a line that cannot be written harms nobody
+            while self._rest and self._writable.poll(0):
+                written = os.write(_STDERR, self._rest[: select.PIPE_BUF])
+                self._rest = self._rest[written:]
+        return not self._rest
 
 
 class _JsonFormatter(logging.Formatter):

@@ -100,7 +100,7 @@ def build_app(
     discovery: DiscoveryConfig = DiscoveryConfig(),
     admin: socket.socket | None = None,  # bound, for the admin listener; None: there is none
     shares_quotas: bool = False,  # with other routers of this catalog
-    role_changes: RoleChangeMode = False,
+    role_changes: RoleChangeMode = "off",
     transport: Transport = PLAIN,  # to agents and engines
     max_engine_connections: int = 20_000,
     random: Random | None = None,  # for placement between equal workers

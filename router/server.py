@@ -6,16 +6,14 @@ import gc
 import logging
 import math
 import os
-import signal
 import socket
 import ssl
 import struct
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from types import FrameType
 from typing import Any, NoReturn
 
 import uvicorn
@@ -37,6 +35,7 @@ from process.certificates.expiry import export_expiry
 from process.certificates.identity import ROUTER, TRAINER
 from process.exhaustion import RouterDescriptors, raise_open_files
 from process.tracing import start_tracing
+from process.uvicorn_server import StoppedByOneSignal
 from router.api.training import TrainerAddress
 from router.app import ServedModel, build_app
 from router.http.client_connection import client_protocol
@@ -261,10 +260,8 @@ def _accept_waiting(listening: socket.socket) -> Iterator[socket.socket]:
             yield accepted
 
 
-class RouterServer(uvicorn.Server):
-    """A server that returns after a stop signal, where uvicorn's raises the signal again. The second one ends it.
-
-    Clients that connected before it stops get their answers: uvicorn's would close those without a complete request,
+class RouterServer(StoppedByOneSignal):
+    """Clients that connected before it stops get their answers: uvicorn's would close those without a complete request,
     and the system those that wait to be accepted.
     """
 
@@ -292,17 +289,3 @@ class RouterServer(uvicorn.Server):
         adopted = [asyncio.create_task(loop.connect_accepted_socket(make, each)) for each in waiting]
         await super().shutdown(sockets)
         await asyncio.gather(*adopted, return_exceptions=True)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        super().handle_exit(sig, frame)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        handlers = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)

@@ -62,7 +62,9 @@ def in_words(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
         hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
         return f"there is no such field; {hint}"
     shown = "" if isinstance(value, (dict, list)) or problem["type"] == "missing" else f" (found {value!r})"
-    return f"{problem['msg'].removeprefix('Value error, ')}{shown}"
+    words = f"{problem['msg'].removeprefix('Value error, ')}{shown}"
+    # YAML reads `no`, `on` and `12` so.
+    return f"{words}; write it in quotes" if problem["type"] == "string_type" and isinstance(value, int) else words
 
 
 def all_in_words(error: ValidationError, root: type[BaseModel]) -> str:

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.fields import MAX_NAME, ConfigPath, Name, Section, is_loopback
@@ -16,8 +24,13 @@ from cluster.config.problems import all_in_words
 from cluster.config.router import RouterConfig
 from cluster.config.workers import EngineConfig, WorkerConfig
 
-RoleChangeMode = Literal[False, "manual", "dry-run", "auto"]  # `off` is False in YAML
+RoleChangeMode = Literal["off", "manual", "dry-run", "auto"]
 CATALOG_VARIABLE = "PRELUDE_CATALOG_URL"  # a URL with a password comes from a secret rather than from a file
+
+
+def _off(value: object) -> object:
+    """The word that YAML reads as False where it has no quotes."""
+    return "off" if value is False else value
 
 
 def _check_trace_endpoint(value: str) -> str:
@@ -180,7 +193,7 @@ class ClusterConfig(Section):
     # Prefill and decode workers can become each other without a restart (docs/workers.md): when somebody asks (manual),
     # or as the load wants it (auto). Their engines all have slots for adapters. A dry-run changes nothing: routers only
     # say what they would do, and how many workers of each role the load wants.
-    role_changes: RoleChangeMode = False
+    role_changes: Annotated[RoleChangeMode, BeforeValidator(_off)] = "off"
     tls: TlsConfig | None = None  # None: control and engine traffic is plain text
     adapter_limits: AdapterLimits = AdapterLimits()
     adapters: dict[str, AdapterConfig] = Field(default_factory=dict)

@@ -27,6 +27,9 @@ Gpus = Annotated[int | tuple[int | str, ...], BeforeValidator(_check_gpus)]
 
 
 ENGINE_METRICS_PATH = "/engine/metrics"  # of an agent, at its metrics_port
+# For this host SGLang's prefill engines hand the KV cache to nobody and answer at once (FAKE_BOOTSTRAP_HOST of
+# sglang.srt.disaggregation.utils, which tests compare with it).
+NOBODY = "2.2.2.2"
 _GPU_PAGE_TOKENS = 64  # of KV that moves between GPUs (decision 28)
 
 

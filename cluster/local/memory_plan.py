@@ -25,6 +25,8 @@ _MAX_INDEX_BYTES = 64 * 1024**2
 _DTYPES: dict[str, EngineDtype] = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16"}
 _STORED_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _VISION_TOWER = "model.visual."  # which engines do not load
+# Of a weight of the layers, by the quantisation that config.json names; the embeddings keep the serving dtype.
+_QUANTISED_BYTES = {"fp8": 1, "fbgemm_fp8": 1}
 _MXFP4_BYTES = 17 / 32  # four bits for each weight, and a byte for the scale of 32
 _SERVED = ("F64", "F32", "F16", "BF16")  # converted to the serving dtype
 
@@ -34,26 +36,40 @@ class ModelSizes:
     """The memory that a model takes, without tensor parallelism."""
 
     base: BaseModel
-    dtype: EngineDtype  # the checkpoint's, in which it is served
+    dtype: EngineDtype  # in which it is served
+    layer_item_bytes: float  # of a weight of the layers
+    expert_item_bytes: float  # of one of their experts
     weight_bytes: int
     weights_from: str  # where that number comes from, in words
     max_context: int | None  # tokens; None: config.json does not say
 
     @classmethod
-    def read(cls, model: Path) -> Self:
-        """Read config.json and the headers of the weights. Raises BaseModelInvalid."""
+    def read(cls, model: Path, dtype: EngineDtype | None = None) -> Self:
+        """Read config.json and the headers of the weights. Raises BaseModelInvalid.
+
+        `dtype`: None for the checkpoint's. Quantised weights are as large as they are stored.
+        """
         base = BaseModel.read(model)
         path = model / "config.json"
         whole = json.loads(path.read_bytes())
         config = whole | text_fields(whole, path)
-        dtype = _DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch."), "bfloat16")
+        stored = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
+        dtype = dtype or _DTYPES.get(stored, "bfloat16")
+        method = _quantisation(config)
+        item_bytes = _QUANTISED_BYTES.get(method, ITEM_BYTES[dtype])
+        expert_item_bytes = _MXFP4_BYTES if base.has_mxfp4 else item_bytes
         files = weight_files(model)
         if files:
             weight_bytes, weights_from = sum(_tensor_bytes(file, dtype) for file in files), "its safetensors files"
         else:
-            weight_bytes, weights_from = _weight_bytes(base, dtype), "config.json, as there are no weights"
+            embeddings = 2 * base.vocabulary * base.hidden * ITEM_BYTES[dtype]  # as if they were not tied
+            weight_bytes = embeddings + _layer_bytes(base, item_bytes, expert_item_bytes)
+            weights_from = "config.json, as there are no weights"
+            if method not in ("", "mxfp4", *_QUANTISED_BYTES):
+                weights_from += f", and without its quantisation {method!r}, whose sizes are not known"
         context = config.get("max_position_embeddings")
-        return cls(base, dtype, weight_bytes, weights_from, context if isinstance(context, int) else None)
+        max_context = context if isinstance(context, int) else None
+        return cls(base, dtype, item_bytes, expert_item_bytes, weight_bytes, weights_from, max_context)
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -148,17 +164,17 @@ def _tensor_bytes(path: Path, dtype: EngineDtype) -> int:
         raise BaseModelInvalid(f"{path} is not a safetensors file: {error}") from error
 
 
-def _weight_bytes(base: BaseModel, dtype: EngineDtype) -> int:
-    """Bytes of the model's weights, norms left out. Embeddings are counted twice, as if they were not tied."""
+def _quantisation(config: dict[str, Any]) -> str:
+    """Its name in config.json; empty if there is none."""
+    found = config.get("quantization_config")
+    return str(found.get("quant_method"))[:40] if isinstance(found, dict) else ""
+
+
+def _layer_bytes(base: BaseModel, item_bytes: float, expert_item_bytes: float) -> int:
+    """Bytes of the weights of all layers, norms left out."""
     others = layer_weights(base, 0)
     experts = layer_weights(base, base.experts.count) - others if base.experts else 0.0
-    others += 2 * base.vocabulary * base.hidden
-    return int(others * ITEM_BYTES[dtype] + experts * expert_item_bytes(base, dtype))
-
-
-def expert_item_bytes(base: BaseModel, dtype: EngineDtype) -> float:
-    """Bytes of one weight of an expert of a model that is served in `dtype`."""
-    return _MXFP4_BYTES if base.has_mxfp4 else ITEM_BYTES[dtype]
+    return int(others * item_bytes + experts * expert_item_bytes)
 
 
 def layer_weights(base: BaseModel, num_experts: float) -> float:

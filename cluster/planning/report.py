@@ -51,7 +51,7 @@ def text(
 
 def notes(plan: Plan, workload: Workload, sizes: ModelSizes, site: Site) -> list[str]:
     """The assumptions behind the numbers."""
-    found = []
+    found = [f"Weights are {gib(sizes.weight_bytes)}, by {sizes.weights_from}."]
     if site.gpu.name == MEASURED_GPU:
         found.append("Shares of the GPU's peaks were measured on this kind of GPU, on two models without quantisation.")
     else:

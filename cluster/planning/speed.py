@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass
 
 from adapters.model.footprint import ITEM_BYTES
-from cluster.local.memory_plan import ModelSizes, expert_item_bytes, layer_weights
+from cluster.local.memory_plan import ModelSizes, layer_weights
 from cluster.planning.gpus import Gpu
 
 
@@ -94,8 +94,9 @@ class Speed:
     def _read_weights_s(self, tokens: float) -> float:
         """Without the input embedding, of which a row per token is read. Quantised weights are as small as stored."""
         base = self.sizes.base
-        others = (_layer_weights(base, 0) + base.vocabulary * base.hidden) * ITEM_BYTES[self.sizes.dtype]
-        read = others + self._expert_weights(tokens) * expert_item_bytes(base, self.sizes.dtype)
+        head = base.vocabulary * base.hidden * ITEM_BYTES[self.sizes.dtype]
+        others = _layer_weights(base, 0) * self.sizes.layer_item_bytes
+        read = head + others + self._expert_weights(tokens) * self.sizes.expert_item_bytes
         size = min(read, self.sizes.weight_bytes) / self.tensor_parallel
         return size / (self.gpu.memory_bytes_per_s * self.coefficients.bandwidth_share)
 

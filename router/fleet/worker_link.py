@@ -5,18 +5,18 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 
 from adapters.library import PackedAdapter
-from cluster.config.fields import is_loopback
+from cluster.config.fields import host_of
 from cluster.control import control_pb2 as control
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.transport import MISSED_HEARTBEATS, PLAIN, ROLES, AgentChannel, Transport, next_state
 from cluster.discovery.descriptions import metrics_address
 from cluster.discovery.roster import Contact
 from cluster.errors import ANSWER_MARGIN_S, DescriptionRefused
+from process.addresses import is_of_this_host
 from process.exhaustion import is_exhaustion_text
 from process.tracing.span import NO_SPAN, Span
 from router.errors import AdapterRefused, WorkerLost
@@ -143,7 +143,7 @@ class WorkerLink:
 
         A worker on this host takes the file itself, or says that it cannot.
         """
-        if is_loopback(urlsplit(f"//{self._address}").hostname or ""):
+        if await is_of_this_host(host_of(self._address)):
             try:
                 return await self._put(packed, timeout_s, with_content=False)
             except AdapterRefused as refused:

@@ -5,15 +5,11 @@ from typing import Any, Self
 
 import msgspec
 
+from cluster.config.workers import NOBODY
 from router.placement.request import Placement
 from router.protocol.validation import Sequence
 
 _Fields = dict[str, Any]  # the client's fields as its bytes, and the router's own as values
-
-# For this host SGLang's prefill engines hand the KV cache to nobody and answer at once (FAKE_BOOTSTRAP_HOST of
-# sglang.srt.disaggregation.utils, which tests compare with it).
-NOBODY = "2.2.2.2"
-
 
 # One part for most requests. A long prompt is a part of its own, the client's bytes, which all calls of a request
 # share.

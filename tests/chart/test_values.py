@@ -1,6 +1,7 @@
 """Values have the effect that they claim to have: none is ignored, or becomes what a cluster would refuse."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +9,12 @@ import yaml
 from support.chart.api_server import api_server
 from support.chart.helm_chart import (
     CHART,
+    FULLNAME,
     NAMESPACE,
     Object,
     Refused,
     changed,
+    config_in,
     containers,
     merged,
     named,
@@ -71,6 +74,16 @@ def test_routers_listen_on_the_given_addresses(change: dict[str, str]):
     objects = changed("h100-node", {"router": change})
     router = yaml.safe_load(named(objects, "ConfigMap", "r-prelude-router")["data"]["cluster.yaml"])["router"]
     assert {router["host"], router["admin"]["host"]} == {change.get("listenHost", "0.0.0.0")}
+
+
+@pytest.mark.parametrize("off", [False, "off"])
+def test_off_is_read_from_a_file_and_from_set(off: Any, tmp_path: Path):
+    """`--set cluster.role_changes=off` gives the word, where YAML has a boolean."""
+    objects = changed("role-changes", {"cluster": {"role_changes": off}})
+    assert config_in(objects, f"{FULLNAME}-router", tmp_path).role_changes == "off"
+    for role in ("prefill", "decode"):
+        config_map = named(objects, "ConfigMap", f"{FULLNAME}-{role}-main")
+        assert "role_changes" not in yaml.safe_load(config_map["data"]["cluster.yaml"])
 
 
 def test_what_is_named_with_false_is_not_used():

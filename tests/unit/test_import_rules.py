@@ -87,7 +87,7 @@ WORKERS_AND_ROUTER = ("prefill_worker", "decode_worker", "router")  # they meet 
 EXTERNAL = {
     "sglang": {"engine"},
     "torch": {"adapters", "samples", "training", "engine", "cluster", "bench"},
-    "uvicorn": {"router", "training"},
+    "uvicorn": {"process", "router", "training"},
 }
 MAX_MODULES = 16  # in a folder
 

@@ -11,6 +11,7 @@ import uvicorn
 from adapters.files.durable import make_folder, whole_file
 from adapters.files.work_folder import sweep_abandoned
 from adapters.model.base_weights import are_known_to_differ, weights_digest
+from process.uvicorn_server import StoppedByOneSignal
 from training.errors import OptionInvalid
 from training.runs.base import Dtype, load_base
 from training.service.app import Service, ServiceOptions
@@ -64,7 +65,7 @@ def run(
     )
     config.load()
     config.ssl = tls
-    uvicorn.Server(config).run()
+    StoppedByOneSignal(config).run()
     os.close(lock)
 
 

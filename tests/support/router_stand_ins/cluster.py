@@ -197,7 +197,7 @@ async def running_cluster(
     sources: Sequence[WorkerSource] = (),
     discovery: DiscoveryConfig = DiscoveryConfig(),
     shares_quotas: bool = False,
-    role_changes: RoleChangeMode = False,
+    role_changes: RoleChangeMode = "off",
     max_engine_connections: int = 1000,
     max_running_requests: int = 64,
     trainer: TrainerAddress | None = None,

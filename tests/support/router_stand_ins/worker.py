@@ -38,7 +38,7 @@ class WorkerStandIn(WorkerControlServicer):
         self.put_delay_s = 0.0
         self.keeps_deadlines = True
         self.sees_files = True  # of this host
-        self.num_chunks = 0  # of the last PutAdapter
+        self.num_puts, self.num_chunks = 0, 0  # calls of PutAdapter, and of the last one
         self.reports_residency = True
         self.evicted: list[tuple[str, bool]] = []
         self._deltas: list[control.ResidencyDelta] = []
@@ -152,6 +152,7 @@ class WorkerStandIn(WorkerControlServicer):
 
     async def PutAdapter(self, request_iterator: Any, context: Any) -> control.PutAdapterResponse:
         parts = [part async for part in request_iterator]
+        self.num_puts += 1
         begin, content = parts[0].begin, b"".join(part.chunk for part in parts[1:])
         if not content:
             if not self.sees_files:

@@ -21,6 +21,7 @@ from cluster.agent import worker_agent
 from cluster.agent.engine_spec import engine_spec
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
+from cluster.config.workers import NOBODY
 from cluster.control import control_pb2 as pb
 from cluster.local.found_worker import with_found_worker
 from cluster.local.ports import with_ports
@@ -116,12 +117,54 @@ async def test_engines_that_were_used_become_a_pair_with_one_request(config: Clu
             await until(lambda: len(second.completions) == 1 + len(WARM_UP_REQUESTS))
 
 
+async def test_a_pair_with_a_full_decode_engine_is_not_waited_for(config: ClusterConfig, tmp_path: Path):
+    """A user's request would wait there, too. Where the warm-up fails, the next one has to end first."""
+    async with Engine().served() as own, Engine().served() as first, Engine(500, is_sick=True).served() as full:
+        agent, late = PrefillAgent(config, "p0", tmp_path / "scratch"), Peer("d1", full.url)
+        late.hub.update(engine_state=pb.ENGINE_STATE_STARTING, incarnation="")
+        async with running(agent, own, Peer("d0", first.url), late):
+            await state_where(agent, ready=True, not_warm_with=[])
+            load = pb.Load(awaiting_room_requests=1)
+            late.hub.update(engine_state=pb.ENGINE_STATE_UP, incarnation="d1-1", ready=True, load=load)
+            await until(lambda: len(agent.hub.state.warm_pairs) == 2)
+            await until(lambda: len(full.completions) == 1)
+            full.may_answer.set()
+            full.may_answer.clear()  # one is answered, with an error
+            await until(lambda: len(full.completions) == 2)
+            assert [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d0"]
+            full.may_answer.set()
+            await until(lambda: len(agent.hub.state.warm_pairs) == 2)
+
+
+async def test_an_engine_that_restarts_while_a_pair_is_warmed_is_warmed_anew(config: ClusterConfig, tmp_path: Path):
+    async with Engine().served() as own, Engine(is_sick=True).served() as theirs:
+        agent = PrefillAgent(config, "p0", tmp_path / "scratch")
+        async with running(agent, own, Peer("d0", theirs.url)):
+            await until(lambda: bool(theirs.completions))
+            agent._engine_changed(EngineSnapshot(EngineStatus.UP, "two", (), 0, ""))
+            theirs.may_answer.set()
+            await state_where(agent, ready=True)
+            assert len(theirs.completions) == 2 * len(WARM_UP_REQUESTS)
+
+
+async def test_a_new_prefill_engine_runs_what_it_can_without_the_decode_engine(config: ClusterConfig, tmp_path: Path):
+    async with Engine().served() as own, Engine().served() as theirs:
+        agent, peer = PrefillAgent(config, "p0", tmp_path / "scratch"), Peer("d0", theirs.url)
+        peer.hub.update(ready=True)
+        async with running(agent, own, peer):
+            await state_where(agent, ready=True)
+            hosts = [each["bootstrap_host"] for each in own.completions]
+            assert hosts == [NOBODY] * len(WARM_UP_REQUESTS) + [agent.describe().kv_host]
+            assert len({each["bootstrap_room"] for each in own.completions}) == len(hosts)
+            assert [each["bootstrap_room"] for each in theirs.completions] == [own.completions[-1]["bootstrap_room"]]
+
+
 @pytest.mark.parametrize(
-    ("was_warm", "incarnation", "num_requests"),
-    [("zero", "one", 1), ("zero", "zero", len(WARM_UP_REQUESTS)), ("", "one", len(WARM_UP_REQUESTS))],
+    ("was_warm", "incarnation", "num_alone"),
+    [("zero", "one", 0), ("zero", "zero", len(WARM_UP_REQUESTS)), ("", "one", len(WARM_UP_REQUESTS))],
 )
 async def test_an_engine_that_has_switched_was_used(
-    config: ClusterConfig, tmp_path: Path, was_warm: str, incarnation: str, num_requests: int
+    config: ClusterConfig, tmp_path: Path, was_warm: str, incarnation: str, num_alone: int
 ):
     """Not one that is started again: its agent takes it over with its old incarnation."""
     async with Engine().served() as own, Engine().served() as theirs:
@@ -135,7 +178,7 @@ async def test_an_engine_that_has_switched_was_used(
         agent.take_over(before)
         async with running(agent, own, peer):
             await state_where(agent, ready=True)
-            assert len(theirs.completions) == num_requests
+            assert (len(own.completions), len(theirs.completions)) == (num_alone + 1, 1)
 
 
 def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_for(

@@ -60,8 +60,11 @@ def test_roles_change_only_where_it_is_wanted(tmp_path: Path):
         assert (found.role_changes, found.roles_may_change) == (mode, mode != "dry-run")
         assert found.may_be("decode", "prefill") is found.roles_may_change
     assert load(tmp_path, GOOD + "role_changes: dry-run\ntls: {ca: a, certificate: b, key: c}\n").tls is not None
-    assert load(tmp_path, GOOD + "role_changes: off\n").role_changes is False
-    assert load(tmp_path, GOOD).role_changes is False
+    for default in ("", "role_changes: off\n", 'role_changes: "off"\n', "role_changes: false\n"):
+        found = load(tmp_path, GOOD + default)
+        assert (found.role_changes, found.roles_may_change) == ("off", False)
+        dump_cluster_config(found, tmp_path / "again.yaml")
+        assert load_cluster_config(tmp_path / "again.yaml").role_changes == "off"
 
 
 @pytest.mark.parametrize("value", ["&a {b: *a}", "&a [[*a]]", "&a {<<: *a}"])
@@ -156,7 +159,9 @@ BAD = {
     "a port out of range": (GOOD.replace("prefill}", "prefill, engine_port: 70000}"), (":3:", "65535", "70000")),
     "no decode worker": (GOOD.replace("role: decode", "role: prefill"), ("no decode worker", "unified")),
     "no prefill worker": (UNIFIED + "  d: {role: decode}\n", ("no prefill worker for the decode workers",)),
-    "roles by nobody": (GOOD + "role_changes: sometimes\n", ("role_changes", "'dry-run' or 'auto'", "'sometimes'")),
+    "roles by nobody": (GOOD + "role_changes: sometimes\n", ("role_changes", "'off', 'manual'", "'sometimes'")),
+    "a name that YAML reads as a boolean": (GOOD + "router: {hosts: [on]}\n", ("True", "write it in quotes")),
+    "a key that YAML reads as a boolean": (GOOD.replace("legal", "no"), ("adapters", "False", "write it in quotes")),
     "unified's bootstrap port": (UNIFIED.replace("unified", "unified, bootstrap_port: 9"), ("u.bootstrap_port",)),
     "no model": (GOOD.replace("model:", "modell:", 1), ("model", "required", ":1: modell:", "did you mean model?")),
     "a misspelt section": (GOOD + "Routr: {}\n", (":10: Routr: there is no such field; did you mean router?",)),

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from support.router_stand_ins import REVISION_ID, ClusterStandIn, EngineStandIn, answers, running_cluster
 
-from router.generation.engine_bodies import NOBODY
+from cluster.config.workers import NOBODY
 
 PROMPT = "The sea"
 NUM_PROMPT_TOKENS = 7  # of the stand-in's usage

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.routers.engine_fields import ENGINE_INTERNAL
 
-from router.generation.engine_bodies import NOBODY
+from cluster.config.workers import NOBODY
 from router.protocol.fields import BOOKKEEPING
 from router.protocol.rules import RULES
 

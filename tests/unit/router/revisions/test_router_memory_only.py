@@ -33,6 +33,22 @@ MANAGEMENT = True
 
 
 class TestPush:
+    async def test_a_worker_of_another_host_gets_the_content_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[str] = []
+
+        async def is_of_this_host(host: str) -> bool:
+            asked.append(host)
+            return False
+
+        monkeypatch.setattr(worker_link, "is_of_this_host", is_of_this_host)
+        async with managing(1, 1) as cluster:
+            [worker] = cluster.prefill
+            assert (await push(cluster, tmp_path, 1))[0] == 200
+            assert asked == ["127.0.0.1"]
+            assert (worker.num_puts, worker.num_chunks) == (1, 1)
+
     async def test_it_is_on_every_worker_that_can_hold_it_and_nowhere_else(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

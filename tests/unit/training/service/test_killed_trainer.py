@@ -53,6 +53,15 @@ def test_kills_change_no_bit(tmp_path: Path):
     trainer.kill()
 
 
+@pytest.mark.slow
+def test_a_stopped_trainer_has_not_failed(tmp_path: Path):
+    trainer = KillableTrainer(make_demo(tmp_path / "toy"), tmp_path / "trainer")
+    trainer.start()
+    trainer.process.terminate()
+    trainer.process.join()
+    assert trainer.process.exitcode == 0
+
+
 def check_kills(url: str, trainer: KillableTrainer) -> None:
     undisturbed = run(url, lambda _: None)
     kills = iter(("sent 1", "summed"))
