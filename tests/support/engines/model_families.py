@@ -28,7 +28,7 @@ GEMMA3 = {
 
 # Of three layers two have a window, and positions are stretched without rounding, as published.
 GPT_OSS = {
-    "head_dim": 64, "intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 48,
+    "head_dim": 64, "intermediate_size": 64, "num_local_experts": 8, "num_experts_per_tok": 4, "sliding_window": 48,
     "swiglu_limit": 0.5,  # published: 7, which such small numbers would not reach
     "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 150000.0, "factor": 8.0, "original_max_position_embeddings": 256,
