@@ -153,7 +153,7 @@ def build_app(
         tracing=tracing or Tracing(),
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
-    roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run")
+    roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run", waiting=lambda: quotas.waiting)
     training = TrainingEndpoint(backends, trainer)
     policies = training.models if training.is_offered else None
     console = ConsoleState(backends, requests, role_change=lambda: roles.explanation, policies=policies)

@@ -133,7 +133,8 @@ class Metrics:
         )
         self.prefill_queue = gauge(
             "prelude_router_prefill_queue_seconds",
-            "Mean of prelude_router_worker_queue_seconds without prompts that wait for memory at decode workers.",
+            "Mean of prelude_router_worker_queue_seconds, with requests that wait for their turn, without prompts that "
+            "wait for memory at decode workers.",
         )
         self.decode_kv_used = gauge(
             "prelude_router_decode_kv_used_ratio",

@@ -168,7 +168,7 @@ class Pages:
             {(role, state): 0 for role in ROLES for state in WORKER_STATES}
             | Counter((view.role, view.condition) for view in fleet.workers.values())
         )
-        show_saturation(fleet, metrics, self._backends.placer.prefill_demand)
+        show_saturation(fleet, metrics, self._backends.placer.prefill_demand, self._backends.quotas.waiting)
 
     def _base_card(self) -> dict[str, Any]:
         return self._card(self._backends.model, self._started_at, root=self._backends.model, parent=None)

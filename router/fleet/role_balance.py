@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cluster.config.router import SloConfig
 from router.fleet.fleet_state import FleetState, WorkerView
 from router.fleet.queues import decode_share
-from router.fleet.saturation import mean
+from router.fleet.saturation import NONE_WAITS, Waiting, mean, turns_wait_for
 
 OTHER = {"prefill": "decode", "decode": "prefill"}
 SHORT = 0.8  # load of a role from which on it is short of workers
@@ -46,7 +46,9 @@ class RecentSpending:
         return min(1.0, reading_us / 1e6 / (seconds or math.inf)), step_us / 1e6 / (steps or math.inf)
 
 
-def role_loads(fleet: FleetState, spending: RecentSpending, slo: SloConfig) -> dict[str, RoleLoad]:
+def role_loads(
+    fleet: FleetState, spending: RecentSpending, slo: SloConfig, waiting: Waiting = NONE_WAITS
+) -> dict[str, RoleLoad]:
     """The load of each role.
 
     Prefill: the share of time in which prompts are read, and the wait of queued ones, by the time to a first token.
@@ -68,9 +70,10 @@ def role_loads(fleet: FleetState, spending: RecentSpending, slo: SloConfig) -> d
         pace = 2 * step_s / slo.event_gap_s - 1
         return max(load.queues.load_ratio(load.max_kv_tokens), min(1.0, pace))
 
+    unread_s, _, waiting_share = turns_wait_for(fleet, waiting)
     return {
-        "prefill": RoleLoad(len(prefills), mean([prefill(view) for view in prefills])),
-        "decode": RoleLoad(len(fleet.decodes), mean([decode(view) for view in fleet.decodes])),
+        "prefill": RoleLoad(len(prefills), mean([prefill(view) for view in prefills]) + unread_s / slo.first_token_s),
+        "decode": RoleLoad(len(fleet.decodes), mean([decode(view) for view in fleet.decodes]) + waiting_share),
     }
 
 

@@ -14,6 +14,7 @@ from cluster.config.router import RouterConfig
 from router.fleet.fleet import Fleet
 from router.fleet.fleet_state import WorkerView
 from router.fleet.role_balance import OTHER, RecentSpending, role_loads, short_role, wanted_workers
+from router.fleet.saturation import NONE_WAITS, Waiting
 from router.metrics import Metrics
 
 _LOOK_S = 1.0
@@ -30,9 +31,15 @@ class RoleChanges:
     """Looks at the loads each second. `explanation`: the last change that they wanted, and why."""
 
     def __init__(
-        self, fleet: Fleet, config: RouterConfig, metrics: Metrics, is_dry_run: bool, clock: Clock = time.monotonic
+        self,
+        fleet: Fleet,
+        config: RouterConfig,
+        metrics: Metrics,
+        is_dry_run: bool,
+        clock: Clock = time.monotonic,
+        waiting: Callable[[], Waiting] = lambda: NONE_WAITS,
     ) -> None:
-        self._fleet, self._config, self._metrics = fleet, config, metrics
+        self._fleet, self._config, self._metrics, self._waiting = fleet, config, metrics, waiting
         self._is_dry_run, self._clock = is_dry_run, clock
         self._spending = RecentSpending()
         self._roles: dict[str, str] = {}  # at the last look
@@ -58,7 +65,7 @@ class RoleChanges:
         roles = {view.name: view.role for view in views}
         if roles != self._roles:  # whoever changed them
             self._roles, self._quiet_until = roles, now + PAUSE_S
-        loads = role_loads(fleet, self._spending, self._config.slo)
+        loads = role_loads(fleet, self._spending, self._config.slo, self._waiting())
         for each, load in loads.items():
             self._metrics.wanted_workers.labels(each).set(wanted_workers(load))
         role = short_role(loads)

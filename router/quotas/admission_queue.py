@@ -26,6 +26,7 @@ class AdmissionQueue:
         self._has_capacity = has_capacity
         self._metrics = metrics
         self._queue: FairQueue[Turn] = FairQueue()
+        self.tokens_waiting = 0  # of prompts
         self._tokens_coming = 0.0  # of prompts whose turn has come, and which are not placed yet
         self._sequences_coming = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -62,6 +63,7 @@ class AdmissionQueue:
         granted = turn.granted = loop.create_future()
         weight = self._quotas.of_tenant(tenant).weight
         self._queue.push(tenant, weight, turn, turn.prompt_tokens + turn.output_tokens)
+        self.tokens_waiting += turn.prompt_tokens
         deadline = loop.call_later(config.timeout_s, _expire, granted)
         self._dispatch()
         try:
@@ -75,6 +77,7 @@ class AdmissionQueue:
             raise
         finally:
             deadline.cancel()
+            self.tokens_waiting -= turn.prompt_tokens
             label = tenant if tenant in self._quotas.tenants else "other"
             self._metrics.queue_seconds.labels(label).observe(loop.time() - began_at)
 

@@ -58,6 +58,11 @@ class Quotas:
         self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
         metrics.quota_use.read = self.used_shares
 
+    @property
+    def waiting(self) -> tuple[int, float]:
+        """Requests that wait for their turn, and tokens of their prompts."""
+        return (0, 0.0) if self.queue is None else (self.queue.num_waiting, self.queue.tokens_waiting)
+
     def used_shares(self) -> dict[tuple[str, str], float]:
         """The used share of each tenant's limits, by (label, limit); 1: exhausted. `OTHERS`: the rest's largest."""
         now, shares = self._clock(), dict[tuple[str, str], float]()

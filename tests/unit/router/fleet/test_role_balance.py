@@ -16,6 +16,7 @@ from router.fleet.fleet_state import FleetState, Holders, WorkerView
 from router.fleet.queues import NO_QUEUES, Queues
 from router.fleet.role_balance import RecentSpending, RoleLoad, role_loads, short_role, wanted_workers
 from router.fleet.role_changes import RoleChanges
+from router.fleet.saturation import NONE_WAITS
 from router.fleet.worker_loads import Spent, WorkerLoads
 from router.metrics import Metrics
 
@@ -88,7 +89,7 @@ def loads_after(*looks: dict[str, Any]) -> dict[str, RoleLoad]:
         for _ in range(told.get("num_waiting", 0)):
             loads.add("p0", prompt_tokens=1000, kv_tokens=1000)
         spending.look(float(second), fleet)
-    return role_loads(fleet, spending, CONFIG.slo)
+    return role_loads(fleet, spending, CONFIG.slo, looks[-1].get("waiting", NONE_WAITS))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,8 @@ def loads_after(*looks: dict[str, Any]) -> dict[str, RoleLoad]:
         ([{}, {"steps": (100, 9_000_000)}], 0.0, 1.0),  # however slow: prompts must not starve for it
         ([{"queues": Queues(requests=16, max_running=32)}], 0.0, 0.5),
         ([{"queues": FULL}], 0.0, 2.0),
+        ([{"waiting": (8, 15_000)}], 1.5, 0.0),  # in the router, 3 s until they are read
+        ([{"waiting": (8, 15_000), "queues": Queues(requests=32, max_running=32)}], 0.0, 1.25),
     ],
 )
 def test_loads_from_reports(looks: list[dict[str, Any]], prefill: float, decode: float) -> None:

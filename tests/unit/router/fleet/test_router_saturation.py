@@ -7,7 +7,7 @@ from support.routers.fleets import DECODES, MAX_KV_TOKENS, PREFILLS, UNIFIED, fl
 
 from router.fleet.fleet_state import FleetState
 from router.fleet.queues import Queues
-from router.fleet.saturation import show_saturation
+from router.fleet.saturation import NONE_WAITS, Waiting, show_saturation
 from router.fleet.worker_loads import WorkerLoads
 from router.metrics import Metrics
 from router.placement.placer import Placer
@@ -18,10 +18,12 @@ D0, D1 = DECODES
 U0, _ = UNIFIED
 
 
-def page_of(fleet: FleetState, metrics: Metrics | None = None, prefill_demand: float = 0.0) -> dict[str, float]:
+def page_of(
+    fleet: FleetState, metrics: Metrics | None = None, prefill_demand: float = 0.0, waiting: Waiting = NONE_WAITS
+) -> dict[str, float]:
     """The samples of the metrics page that are about the fleet."""
     metrics = metrics or Metrics()
-    show_saturation(fleet, metrics, prefill_demand)
+    show_saturation(fleet, metrics, prefill_demand, waiting)
     lines = (line.rsplit(" ", 1) for line in metrics.page().decode().splitlines() if not line.startswith("#"))
     prefixes = ("workers_placeable", "worker_queue", "worker_kv", "prefill_", "decode_")
     names = tuple(f"prelude_router_{prefix}" for prefix in prefixes)
@@ -88,6 +90,24 @@ def test_which_pool_a_queue_waits_for(
     assert found['worker_queue_seconds{worker="p0"}'] == pytest.approx(2.0)  # what placement goes by
     assert found["prefill_queue_seconds"] == pytest.approx(prefill_queue_s)
     assert found["decode_queue_requests"] == pytest.approx(decode_queue)
+    assert found["decode_load_ratio"] == pytest.approx(decode_load)
+
+
+@pytest.mark.parametrize(
+    ("decode", "prefill_queue_s", "decode_queue", "decode_load"),
+    [
+        (Queues(63, max_running=64), 2.0 + 3.0, 0, 63 / 64),
+        (Queues(64, max_running=64), 2.0, 16, 1 + 16 / 64),
+        (Queues(64, awaiting_kv=64, max_running=64), 2.0, 16, 16 / 64),
+        (Queues(), 2.0 + 3.0, 0, 0),  # nothing is reported
+    ],
+)
+def test_requests_in_the_router_wait_for_the_pool_that_takes_no_more(
+    decode: Queues, prefill_queue_s: float, decode_queue: float, decode_load: float
+) -> None:
+    found = page_of(reporting(fleet_of(P0, D0, p0=10), d0=decode), waiting=(16, 15_000))
+    assert found["prefill_queue_seconds"] == pytest.approx(prefill_queue_s)
+    assert found["decode_queue_requests"] == decode_queue
     assert found["decode_load_ratio"] == pytest.approx(decode_load)
 
 

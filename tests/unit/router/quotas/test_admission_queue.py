@@ -83,7 +83,7 @@ async def test_a_turn_that_does_not_come_in_time_is_an_error():
     with pytest.raises(QueuedTooLong, match="not begun within 5 s"):
         await take(turns)
     assert asyncio.get_running_loop().time() - began_at == pytest.approx(5, abs=0.1)
-    assert turns.num_waiting == 0
+    assert turns.num_waiting == turns.tokens_waiting == 0
 
 
 async def test_a_client_that_leaves_with_its_turn_gives_it_back():
@@ -96,7 +96,7 @@ async def test_a_client_that_leaves_with_its_turn_gives_it_back():
     leaving.cancel()  # its turn has come, and it does not know yet
     await passed()
     assert staying.done()
-    assert turns.num_waiting == 0
+    assert turns.num_waiting == turns.tokens_waiting == 0
 
 
 async def test_the_fleet_is_looked_at_again_without_an_event():
