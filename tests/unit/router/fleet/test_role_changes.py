@@ -291,8 +291,8 @@ async def test_requests_wait_where_a_worker_finds_them_that_gets_the_role(mode: 
             worker.engine.behaviours = [wait] * 40
 
         async def found(name: str) -> float:
-            (value,) = re.findall(rf"^prelude_router_{name} (\S+)", await cluster.metrics_page(), re.MULTILINE)
-            return float(value)
+            page = await cluster.metrics_page()
+            return sum(map(float, re.findall(rf"^prelude_router_{name} (\S+)", page, re.MULTILINE)))
 
         prompt = "a " * 600  # 0.06 s, as far as the router knows: one to read, and one to go on with
         calls = [asyncio.create_task(cluster.post(prompt=prompt, max_tokens=1)) for _ in range(40)]
