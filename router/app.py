@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from cluster.config.router import RouterConfig
 from cluster.config.schema import RoleChangeMode
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
+from process.lifetime import meanwhile
 from process.tracing.span import Tracing
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
@@ -150,6 +150,7 @@ def build_app(
         tracing=tracing or Tracing(),
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
+    changes_roles = role_changes in ("auto", "dry-run")
     roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run")
     training = TrainingEndpoint(backends, trainer)
     policies = training.models if training.is_offered else None
@@ -174,15 +175,10 @@ def build_app(
             training.open(),
             nullcontext() if sharing is None else sharing.running(),
         ):
-            background = [asyncio.create_task(memory_only.run(), name="memory-only revisions")]
-            if role_changes in ("auto", "dry-run"):
-                background.append(asyncio.create_task(roles.run(), name="role changes"))
             try:
-                yield
+                async with meanwhile(memory_only.run(), *([roles.run()] if changes_roles else ())):
+                    yield
             finally:
-                for task in background:
-                    task.cancel()
-                await asyncio.gather(*background, return_exceptions=True)
                 bodies.close()
             await requests.wait_until_empty(_ABORT_S)
 

@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from process.lifetime import meanwhile
 from process.status_pages import serving_status
 from training.executor.executor import ExecutorOptions
 from training.executor.operations import Done, Failure, Operation, Pass, Scored
@@ -154,13 +155,10 @@ class Service:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self._commands.start(self._publisher.publish)
-        sweeping = asyncio.create_task(self._sweep())
         try:
-            async with self._serving_status():
+            async with meanwhile(self._sweep()), self._serving_status():
                 yield
         finally:
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
             await self._sampling.stop()
             await self._publisher.stop()
             await self._commands.stop()
