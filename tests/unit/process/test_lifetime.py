@@ -106,10 +106,13 @@ async def test_work_runs_during_a_block_and_has_ended_after_it():
     async def fails() -> None:
         raise ValueError("no end of the block")
 
-    with pytest.raises(KeyError):
+    async def block() -> None:
         async with meanwhile(work(), fails()):
             await begun.wait()
             said.append("in the block")
             raise KeyError
+
+    with pytest.raises(KeyError):
+        await block()
     assert said == ["in the block", "ended"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
