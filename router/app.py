@@ -109,7 +109,9 @@ def build_app(
 ) -> RouterApp:
     """The whole router. It connects to the workers when the server starts it."""
     loads, requests, bodies = WorkerLoads(), Requests(), BodyBudget(config.limits.in_flight_bytes)
-    quotas = _quotas(config, metrics, loads, lambda: fleet.state, model.max_running_requests)
+    quotas = _quotas(
+        config, metrics, loads, lambda: fleet.state, model.max_running_requests, adapters.directory.present_name
+    )
     metrics.in_flight.set_function(lambda: len(requests))
     metrics.body_bytes.set_function(lambda: bodies.room.num_held)
     placer = Placer(loads, random=random, slo=config.slo)
@@ -248,6 +250,7 @@ def _quotas(
     loads: WorkerLoads,
     fleet: Callable[[], FleetState],
     max_running_requests: int,
+    present_name: Callable[[str], str],
 ) -> Quotas:
     def has_free_capacity(coming_tokens: float, coming_sequences: float) -> bool:
         return has_capacity(
@@ -258,7 +261,7 @@ def _quotas(
             coming_sequences=coming_sequences,
         )
 
-    quotas = Quotas(config.quotas, metrics, has_free_capacity)
+    quotas = Quotas(config.quotas, metrics, has_free_capacity, present_name=present_name)
     if quotas.queue is not None:
         loads.on_change = quotas.queue.look
     return quotas
