@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from adapters.errors import AccessNotFound
 from adapters.identity import split_adapter_name
 from cli.adapters.opened import audited, opened_catalog, opened_library
 from cli.adapters.outcome import REFUSED, add_command, add_group, print_result
@@ -18,6 +19,7 @@ from cli.trainer import Asking, asking_trainer, refusal_in
 from cluster.errors import ConfigError
 
 if TYPE_CHECKING:
+    from adapters.catalog.sql.tenants import RemovedTenant
     from adapters.library import AdapterLibrary
     from cluster.config.schema import ClusterConfig
     from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -84,7 +86,7 @@ def _delete(arguments: argparse.Namespace) -> None:
     with opened_library(arguments) as library:
         with audited(library.catalog, "tenant.delete", tenant):
             auth = config.router.auth
-            removed = library.remove_tenant(tenant, has_tokens=auth is not None and bool(auth.oidc))
+            removed = _removed(library, tenant, auth is not None and bool(auth.oidc), trainer)
         # What an earlier run has left is known only as what no adapter has any more, whosever it was.
         of_tenant = library.catalog.tenants.removed if removed.again else set(removed.revision_ids).intersection
         in_workers = asyncio.run(_evict_all(agents, of_tenant, arguments.wait))
@@ -113,6 +115,24 @@ def _delete(arguments: argparse.Namespace) -> None:
     if is_left:
         print(f"prelude: something of {tenant} is left; run the command again when that is mended", file=sys.stderr)
         sys.exit(REFUSED)
+
+
+def _removed(library: AdapterLibrary, tenant: str, has_tokens: bool, trainer: Asking | None) -> RemovedTenant:
+    try:
+        return library.remove_tenant(tenant, has_tokens=has_tokens)
+    except AccessNotFound as unknown:  # by a catalog that was restored, perhaps, but not by the trainer
+        if trainer is None or tenant not in _tenants_at(trainer, unknown):
+            raise
+        return library.remove_tenant(tenant, has_tokens=True)
+
+
+def _tenants_at(trainer: Asking, unknown: AccessNotFound) -> Collection[str]:
+    """Raises AccessNotFound if the trainer does not say."""
+    try:
+        status, answer = trainer("GET", "/tenants")
+    except ConnectionError as problem:
+        raise AccessNotFound(f"{unknown}; the trainer may have something of it, but {problem}") from problem
+    return answer["tenants"] if status == 200 else ()
 
 
 def _lines(result: dict[str, Any], looked_for: str) -> list[str]:

@@ -1,11 +1,12 @@
-"""Lifetimes of processes: none outlives the one that started it."""
+"""Lifetimes of processes and tasks: none outlives what started it."""
 
 import asyncio
 import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from typing import Any
 
 from process.exhaustion import is_exhaustion
 
@@ -70,6 +71,18 @@ async def end_processes(
         if process.returncode is None:
             kill(process)
     await asyncio.wait(ends)
+
+
+@contextlib.asynccontextmanager
+async def meanwhile(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
+    """Run them as tasks during the block. They have ended after it, however."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.contextmanager

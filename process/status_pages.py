@@ -8,6 +8,8 @@ from typing import NoReturn
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
 
+from process.lifetime import meanwhile
+
 _MAX_CONNECTIONS = 128  # the oldest makes way for one more
 _CONNECTION_S = 30.0  # for a request and its answer; each connection has one
 _SWEEP_S = 1.0
@@ -39,11 +41,10 @@ async def serving_status(
         return connections()
 
     listener = await asyncio.get_running_loop().create_server(accept, host, port)
-    sweep = asyncio.create_task(_abort_old(connections), name="old connections to metrics")
     try:
-        yield
+        async with meanwhile(_abort_old(connections)):
+            yield
     finally:
-        sweep.cancel()
         listener.close()
         await runner.cleanup()
 

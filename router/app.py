@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from cluster.config.router import RouterConfig
 from cluster.config.schema import RoleChangeMode
 from cluster.control.transport import PLAIN, Transport
 from cluster.discovery.source import WorkerSource
+from process.lifetime import meanwhile
 from process.tracing.span import Tracing
 from router.api.request_flow import RequestFlow, RouterApp, error_response
 from router.api.status_pages import Pages
@@ -112,7 +112,9 @@ def build_app(
     limits = config.quotas
     if limits is None and role_changes == "auto":  # what waits at engines, workers of a new role cannot take
         limits = QuotasConfig(default=TenantQuota(changes_per_min=None))
-    quotas = _quotas(limits, metrics, loads, lambda: fleet.state, model.max_running_requests)
+    quotas = _quotas(
+        limits, metrics, loads, lambda: fleet.state, model.max_running_requests, adapters.directory.present_name
+    )
     metrics.in_flight.set_function(lambda: len(requests))
     metrics.body_bytes.set_function(lambda: bodies.room.num_held)
     placer = Placer(loads, random=random, slo=config.slo)
@@ -153,6 +155,7 @@ def build_app(
         tracing=tracing or Tracing(),
     )
     memory_only = MemoryOnlyRevisions(fleet, adapters)
+    changes_roles = role_changes in ("auto", "dry-run")
     roles = RoleChanges(fleet, config, metrics, is_dry_run=role_changes == "dry-run", waiting=lambda: quotas.waiting)
     training = TrainingEndpoint(backends, trainer)
     policies = training.models if training.is_offered else None
@@ -177,15 +180,10 @@ def build_app(
             training.open(),
             nullcontext() if sharing is None else sharing.running(),
         ):
-            background = [asyncio.create_task(memory_only.run(), name="memory-only revisions")]
-            if role_changes in ("auto", "dry-run"):
-                background.append(asyncio.create_task(roles.run(), name="role changes"))
             try:
-                yield
+                async with meanwhile(memory_only.run(), *([roles.run()] if changes_roles else ())):
+                    yield
             finally:
-                for task in background:
-                    task.cancel()
-                await asyncio.gather(*background, return_exceptions=True)
                 bodies.close()
             await requests.wait_until_empty(_ABORT_S)
 
@@ -255,6 +253,7 @@ def _quotas(
     loads: WorkerLoads,
     fleet: Callable[[], FleetState],
     max_running_requests: int,
+    present_name: Callable[[str], str],
 ) -> Quotas:
     def has_free_capacity(coming_tokens: float, coming_sequences: float) -> bool:
         return has_capacity(
@@ -266,7 +265,7 @@ def _quotas(
             coming_sequences=coming_sequences,
         )
 
-    quotas = Quotas(config, metrics, has_free_capacity)
+    quotas = Quotas(config, metrics, has_free_capacity, present_name=present_name)
     if quotas.queue is not None:
         loads.on_change = quotas.queue.look
     return quotas

@@ -30,7 +30,7 @@ _VERBS = {Permission.INFER: "use", Permission.READ: "see", None: "change"}
 class Principal:
     """The holder of a key or a token.
 
-    Quotas count by `tenant`, and by `key_id` if a key has its own quota. `principal_of(scope)` is available before a
+    Quotas count by the tenant, and by `key_id` if a key has its own quota. `principal_of(scope)` is available before a
     request's body is read. Requests share these objects, so keep no state in them.
     """
 
@@ -142,10 +142,13 @@ class Directory:
 
     def lasting_name(self, principal: Principal) -> str:
         """Its tenant's name, with the generation if an earlier one of the name was deleted, as far as that is known."""
-        tenant, generation = principal.tenant, principal.generation
-        if generation is None:
-            generation = _generation_of(tenant, self._generations)
-        return f"{tenant}#{generation}" if generation else tenant
+        if principal.generation is None:
+            return self.present_name(principal.tenant)
+        return _lasting(principal.tenant, principal.generation)
+
+    def present_name(self, tenant: str) -> str:
+        """As `lasting_name`, of the present tenant of this name."""
+        return _lasting(tenant, _generation_of(tenant, self._generations))
 
     @property
     def generations(self) -> Mapping[str, int]:
@@ -172,6 +175,10 @@ def _holders(keys: Iterable[ApiKey], generations: Mapping[str, int]) -> dict[str
         name, generation = f"{key.tenant} key {key.key_id} ({key.name})", _generation_of(key.tenant, generations)
         holders[key.key_id] = key, Principal(key.tenant, name, key.scopes, key.key_id, generation=generation)
     return holders
+
+
+def _lasting(tenant: str, generation: int) -> str:
+    return f"{tenant}#{generation}" if generation else tenant
 
 
 def _generation_of(tenant: str, generations: Mapping[str, int]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from adapters.catalog.records import AdapterRevision, AuditEvent
 from adapters.errors import AdapterError
 from adapters.identity import LATEST
+from process.lifetime import meanwhile
 from router.errors import CredentialInQuery, Forbidden, RouterError, Unauthenticated
 from router.identity.access import AccessDenied, Principal
 from router.protocol.request_body import ClientGone
@@ -70,12 +71,10 @@ class AuditLog:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Write events inside the block. At its end, try once more to write what is still queued."""
-        task = asyncio.create_task(self._run(), name="audit log")
         try:
-            yield
+            async with meanwhile(self._run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             while self._waiting and await self._write_batch():
                 pass
 

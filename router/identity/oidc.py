@@ -1,6 +1,5 @@
 """JSON Web Tokens of OIDC issuers, instead of API keys. A token is verified once and then cached until it expires."""
 
-import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -15,6 +14,7 @@ import jwt
 from adapters.identity import is_tenant_name
 from adapters.scopes import Scope
 from cluster.config.router import OidcConfig
+from process.lifetime import meanwhile
 from router.errors import IdentityUnavailable, Unauthenticated
 from router.identity.access import Principal
 from router.identity.issuer import ALGORITHMS, Issuer, IssuerError
@@ -46,13 +46,8 @@ class OidcTokens:
     @asynccontextmanager
     async def following(self) -> AsyncIterator[None]:
         """Keep the issuers' keys up to date inside the block."""
-        tasks = [asyncio.create_task(each.run(), name=f"keys of {url}") for url, each in self._issuers.items()]
-        try:
+        async with meanwhile(*(each.run() for each in self._issuers.values())):
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     def known(self, token: str) -> Principal | None:
         """The holder of a token that was verified before; None for a new one. Raises Unauthenticated."""

@@ -39,8 +39,12 @@ class Quotas:
         metrics: Metrics,
         has_capacity: HasCapacity | None = None,
         clock: Callable[[], float] = time.monotonic,
+        present_name: Callable[[str], str] = str,
     ) -> None:
-        """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue."""
+        """`has_capacity`: whether the fleet has capacity for what is about to be placed; None: requests never queue.
+
+        `present_name`: tells a tenant from earlier ones of its name, with a number behind `#`.
+        """
         self._config = config
         self.is_configured = config is not None
         fair_queue = None if config is None or has_capacity is None else config.fair_queue
@@ -52,7 +56,7 @@ class Quotas:
         # A metric's own `labels` costs several times what counting does. Labels are few: tenants of cluster.yaml.
         tokens = metrics.tenant_tokens
         self._token_counters = cache(lambda label: (tokens.labels(label, "prompt"), tokens.labels(label, "output")))
-        self._clock = clock
+        self._clock, self._present_name = clock, present_name
         self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
         self._sweep_at = _MAX_BUDGETS
         self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
@@ -71,7 +75,7 @@ class Quotas:
                 continue
             for bucket in budget.buckets.values():  # not the budget, of which this is no use
                 bucket.refill(now)
-            label = self.label_of(subject.removeprefix(_TENANT))
+            label = self.label_of(subject.removeprefix(_TENANT).partition("#")[0])
             used = {name: 1 - bucket.remaining / bucket.capacity for name, bucket in budget.buckets.items()}
             if budget.sequences is not None:
                 used[SEQUENCES] = budget.sequences.used / budget.sequences.limit
@@ -91,7 +95,8 @@ class Quotas:
         """The budgets of the tenant and of its key."""
         assert self._config is not None
         config, tenant, key_id = self._config, principal.tenant, principal.key_id
-        found = [self._budget(f"{_TENANT}{tenant}", f"tenant {tenant}", lambda: config.of_tenant(tenant))]
+        subject = f"{_TENANT}{self._present_name(tenant)}"
+        found = [self._budget(subject, f"tenant {tenant}", lambda: config.of_tenant(tenant))]
         if key_id is not None:
             found.append(
                 self._budget(
@@ -116,7 +121,7 @@ class Quotas:
     def _take_change(self, tenant: str, limit: str) -> None:
         if self._config is None:
             return
-        subject = f"changes:{tenant}"
+        subject = f"changes:{self._present_name(tenant)}"
         budget = self.budgets.get(subject)
         if budget is None:
             quota = self._config.of_tenant(tenant)

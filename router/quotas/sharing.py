@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.errors import AdapterError
+from process.lifetime import meanwhile
 from router.metrics import Metrics
 from router.quotas.bucket import LEASE_S
 from router.quotas.leases import alone, answered, ask, not_answered
@@ -50,12 +51,10 @@ class Sharing:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Renew leases inside the block, and give all back at its end."""
-        task = asyncio.create_task(self._run(), name="quota leases")
         try:
-            yield
+            async with meanwhile(self._run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             await self.renew(gives_back=True)
 
     async def renew(self, *, gives_back: bool = False) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 from adapters.catalog.usage import Counts, Subject
 from adapters.errors import AdapterError
+from process.lifetime import meanwhile
 
 _FLUSH_S = 5.0  # what `kill -9` loses
 _BATCH = 1000  # rows of a transaction
@@ -40,12 +41,10 @@ class Usage:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Write inside the block, and once more at its end."""
-        task = asyncio.create_task(self._run(), name="usage")
         try:
-            yield
+            async with meanwhile(self._run()):
+                yield
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
             await self.flush()
 
     async def flush(self) -> bool:

@@ -2,8 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,15 +20,3 @@ async def until(is_so: Callable[[], Any], within_s: float = 30.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.005)
-
-
-@asynccontextmanager
-async def meanwhile(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
-    """They run during the block, and have ended after it."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

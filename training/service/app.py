@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from process.lifetime import meanwhile
 from process.status_pages import serving_status
 from training.executor.executor import ExecutorOptions
 from training.executor.operations import Done, Failure, Operation, Pass, Scored
@@ -147,6 +148,7 @@ class Service:
             Route("/api/v1/healthz", self._health),
             Route("/models", self._answering(self._list_models, is_operators=True)),
             Route("/models/{model}", self._answering(self._stop_model, is_operators=True), methods=["DELETE"]),
+            Route("/tenants", self._answering(self._list_tenants, is_operators=True)),
             Route("/tenants/{tenant}", self._answering(self._remove_tenant, is_operators=True), methods=["DELETE"]),
         ]
         return Starlette(routes=routes, lifespan=self._lifespan)
@@ -154,13 +156,10 @@ class Service:
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         self._commands.start(self._publisher.publish)
-        sweeping = asyncio.create_task(self._sweep())
         try:
-            async with self._serving_status():
+            async with meanwhile(self._sweep()), self._serving_status():
                 yield
         finally:
-            sweeping.cancel()
-            await asyncio.gather(sweeping, return_exceptions=True)
             await self._sampling.stop()
             await self._publisher.stop()
             await self._commands.stop()
@@ -310,6 +309,9 @@ class Service:
     async def _stop_model(self, request: Request, _caller: Caller) -> Any:
         await self._models.stop(request.path_params["model"])
         return Response(status_code=204)
+
+    async def _list_tenants(self, _request: Request, _caller: Caller) -> Any:
+        return {"tenants": sorted({name_of(each) for each in self._journal.tenants() | self._rollouts.tenants()})}
 
     async def _remove_tenant(self, request: Request, _caller: Caller) -> Any:
         """All of the name, but for the one whose lasting name is `kept`."""

@@ -139,6 +139,10 @@ class Journal:
         rows = self._read(text, kind.__name__, tenant)
         return [msgspec.msgpack.decode(value, type=kind) for (value,) in rows]
 
+    def tenants(self) -> set[str]:
+        """Who has records, by lasting names."""
+        return {tenant for (tenant,) in self._read("SELECT DISTINCT tenant FROM records")}
+
     def count(self, kind: type[Record], tenant: str) -> int:
         text = "SELECT COUNT(*) FROM records WHERE kind = ? AND tenant = ?"
         return self._read(text, kind.__name__, tenant)[0][0]

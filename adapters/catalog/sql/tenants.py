@@ -71,9 +71,9 @@ class SqlTenants(CatalogPart):
 
         The bytes of the revisions become garbage: call it while `collecting`, then remove them as `collect_garbage`
         has them removed. Routers forget all names that they know. A tenant that was removed before is not an error, so
-        that what was interrupted can be finished. `has_tokens`: an issuer's tokens may name the tenant, so the catalog
-        need not know it, and each removal begins another generation. Otherwise raises AccessNotFound for a tenant that
-        there has never been.
+        that what was interrupted can be finished. `has_tokens`: an issuer's tokens, or a trainer, may name the tenant,
+        so the catalog need not know it, and each removal begins another generation. Otherwise raises AccessNotFound for
+        a tenant that there has never been.
         """
         return self._database.write(lambda transaction: _remove(transaction, tenant, has_tokens))
 

@@ -13,7 +13,6 @@ import grpc
 from support.clusters.served_agent import serving
 from support.commands import SMALL_LLAMA
 from support.engines.engine_stand_in import Engine
-from support.waiting import meanwhile
 
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.config.schema import ClusterConfig
@@ -26,6 +25,7 @@ from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
+from process.lifetime import meanwhile
 
 
 def decode_agent(folder: Path, model: dict[str, Any] = SMALL_LLAMA, **worker: Any) -> DecodeAgent:

@@ -11,7 +11,6 @@ from support.adapters.held_adapters import StoredAdapters
 from support.adapters.tiny_model import write_model_config
 from support.constants import with_constants
 from support.engines.engine_stand_in import Engine
-from support.waiting import meanwhile
 
 from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.control import control_pb2 as pb
@@ -23,6 +22,7 @@ from engine.supervisor import EngineSnapshot, EngineStatus
 from prefill_worker.adapter_holder import AdapterHolder
 from prefill_worker.agent import PrefillAgent
 from prefill_worker.unified_agent import UnifiedAgent
+from process.lifetime import meanwhile
 
 
 @dataclass

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import httpx
 from support.in_thread import in_thread
-from support.waiting import meanwhile
 
 from adapters.formats import Limits, read_adapter
 from adapters.model.base_model import BaseModel
@@ -19,6 +18,7 @@ from adapters.packed import write_for_engine
 from engine.arguments import AdapterSlots, EngineSpec
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 from process.free_ports import free_port
+from process.lifetime import meanwhile
 
 # On a GPU machine: PRELUDE_TEST_DEVICE=cuda, and what its engines need beyond the tests' settings.
 DEVICE = os.environ.get("PRELUDE_TEST_DEVICE", "cpu")

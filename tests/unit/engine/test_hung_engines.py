@@ -16,7 +16,7 @@ import pytest
 from support.descriptors import no_descriptors
 from support.engines import hangable_engine
 from support.engines.running_engine import engine_spec
-from support.waiting import meanwhile, until
+from support.waiting import until
 
 from engine import hang_watch, supervisor
 from engine.client import EngineClient
@@ -26,6 +26,7 @@ from engine.hooks.ledger import hooks_for
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
 from engine.vital_signs import read_vitals
 from process.free_ports import free_port
+from process.lifetime import meanwhile
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from process.lifetime import ctrl_c_ends_process, end_processes, how_ended, stop_signal
+from process.lifetime import ctrl_c_ends_process, end_processes, how_ended, meanwhile, stop_signal
 
 # Python calls some code of the import system where it can only print a KeyboardInterrupt and go on.
 SWALLOWED_IN_AN_IMPORT = """
@@ -89,3 +89,30 @@ async def test_processes_end_by_sigterm_and_those_that_ignore_it_by_the_kill():
     await deaf.stdout.readline()
     await end_processes([deaf], 0.1, asyncio.subprocess.Process.kill)
     assert deaf.returncode == -signal.SIGKILL
+
+
+async def test_work_runs_during_a_block_and_has_ended_after_it():
+    said: list[str] = []
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)  # its end takes a while
+            said.append("ended")
+
+    async def fails() -> None:
+        raise ValueError("no end of the block")
+
+    async def block() -> None:
+        async with meanwhile(work(), fails()):
+            await begun.wait()
+            said.append("in the block")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await block()
+    assert said == ["in the block", "ended"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}

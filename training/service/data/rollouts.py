@@ -82,6 +82,11 @@ class Rollouts:
         count = self._database.execute("SELECT COUNT(*) FROM rollouts WHERE tenant = ?", (tenant,))
         self._counts[tenant] = count.fetchone()[0]
 
+    def tenants(self) -> set[str]:
+        """Who has samples, by lasting names."""
+        with self._lock:
+            return set(self._counts)
+
     def remove(self, is_removed: Callable[[str], bool]) -> None:
         """All samples of these tenants. Raises sqlite3.Error."""
         with self._lock:

@@ -13,7 +13,7 @@ from support.clusters.paired_agents import Peer, ready
 from support.clusters.served_agent import serving
 from support.commands import SMALL_LLAMA
 from support.engines.engine_stand_in import Engine
-from support.waiting import meanwhile, until
+from support.waiting import until
 
 from cluster.agent import worker_agent
 from cluster.agent.engine_spec import engine_spec
@@ -24,6 +24,7 @@ from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.hooks.hook import SWITCHING
+from process.lifetime import meanwhile
 
 WORKERS = {"d0": "decode", "d1": "decode", "p": "prefill"}
 REFUSED = "d0 is the last decode worker that takes requests"

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import pytest
 from support.clusters.certificates import authority, expired, issued
-from support.waiting import meanwhile
 
 from cluster.agent.peers import Peer
 from cluster.control import control_pb2 as pb
@@ -27,6 +26,7 @@ from process.certificates.contexts import Following
 from process.certificates.files import CertificateFiles
 from process.certificates.identity import ROLES
 from process.free_ports import free_port
+from process.lifetime import meanwhile
 
 REVISION = "sha256:" + "0" * 64
 

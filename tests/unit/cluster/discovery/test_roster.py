@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from support.waiting import meanwhile, until
+from support.waiting import until
 
 from cluster.control import control_pb2 as pb
 from cluster.discovery.roster import Contact, Roster
 from cluster.discovery.source import Endpoint, StaticList
 from cluster.errors import DescriptionRefused
+from process.lifetime import meanwhile
 
 MODEL = "demo"
 A, B, C = "10.0.0.1:9000", "10.0.0.2:9000", "10.0.0.3:9000"

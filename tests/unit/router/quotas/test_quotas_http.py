@@ -49,6 +49,26 @@ async def test_a_tenant_over_its_limit_gets_429_and_the_others_do_not(tmp_path: 
         assert 'prelude_router_requests_total{endpoint="completions",status="429"} 2.0' in page
 
 
+async def test_the_next_tenant_of_a_name_has_its_quota_to_itself(tmp_path: Path) -> None:
+    quotas = {"default": {}, "tenants": {"acme": {"requests_per_s": 0.001, "changes_per_min": 1}}}
+    async with keyed_cluster(tmp_path, 0, 0, 1, quotas=quotas) as cluster:
+
+        async def spend(key: str) -> list[tuple[int, int]]:
+            """Statuses of requests and of changes, two of each."""
+            asked = [(await answer(cluster, key))[0] for _ in range(2)]
+            changed = [(await cluster.ask(key, "DELETE", "/v1/adapters/acme/none"))[0] for _ in range(2)]
+            return list(zip(asked, changed, strict=True))
+
+        key = await cluster.key("acme", {Scope.INFER, Scope.ADAPTERS_WRITE})
+        assert await spend(key) == [(200, 404), (429, 429)]
+        cluster.catalog.tenants.remove("acme")
+        following = await cluster.key("acme", {Scope.INFER, Scope.ADAPTERS_WRITE})
+        assert await spend(following) == [(200, 404), (429, 429)]
+        page = await cluster.cluster.metrics_page()
+        ratios = [line for line in page.splitlines() if line.startswith("prelude_router_quota_used_ratio{")]
+        assert [line.partition("}")[0][32:] for line in ratios] == ['limit="requests",tenant="acme"']
+
+
 async def test_what_streams_and_clients_that_left_have_used_comes_back() -> None:
     quotas = {"default": {"sequences": 2, "output_tokens_per_min": 1000}}
     async with running_cluster(0, 0, 1, quotas=quotas) as cluster:

@@ -128,14 +128,14 @@ def test_nobody_else_is_the_operator(trainer: str, command: Command, tmp_path: P
 
 @pytest.fixture
 def delete(trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Deletes the tenant `acme`, of which there is one in the catalog; exit status, and what is printed as JSON."""
+    """Deletes a tenant, of which the catalog has `acme` alone; exit status, and what is printed as JSON."""
     config = make_demo(tmp_path / "toy")
     (tmp_path / "key").write_text(SECRET)
 
-    def run(*words: str, url: str = trainer) -> tuple[int, Any]:
+    def run(*words: str, tenant: str = "acme", url: str = trainer) -> tuple[int, Any]:
         section = {"url": url, "key": str(tmp_path / "key")}
         config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "trainer": section}))
-        words = ("tenants", "delete", "acme", "--yes", "--without-workers", *words)
+        words = ("tenants", "delete", tenant, "--yes", "--without-workers", *words)
         capsys.readouterr()
         try:
             main([*words, "--config", str(config), "--json"])
@@ -199,6 +199,27 @@ def test_all_goes_but_what_the_next_tenant_and_others_have(
     fill(service, trainer, "acme")  # by a router that had not heard of it
     assert delete()[0] == 0
     assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset({following, *others})}
+
+
+def test_what_a_tenant_has_that_a_restored_catalog_does_not_know(
+    service: Service, trainer: str, delete: Command, folder: Path
+):
+    fill(service, trainer, "acme")
+    service._rollouts.add("sampler#9", [3], [[4]])
+    client_of(trainer, "recorded").session()
+    status, answer = delete(tenant="beta")
+    assert (status, answer["error"]["message"]) == (1, "there is no tenant 'beta'; `prelude tenants list` shows them")
+    status, answer = delete(tenant="beta", url="http://127.0.0.1:9")
+    assert (status, "the trainer may have something of it, but" in answer["error"]["message"]) == (1, True)
+    fill(service, trainer, "beta")
+    status, answer = delete(tenant="beta")
+    assert (status, answer["left"]["trainer"], answer["nothing_left"]) == (0, "", True)
+    assert (delete(tenant="sampler")[0], delete(tenant="recorded")[0]) == (0, 0)
+    assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset({"acme"})}
+    following = answer["next_cache_namespace"]
+    fill(service, trainer, following)
+    assert delete(tenant="beta")[1]["next_cache_namespace"] == following
+    assert tenants_in(service, folder)["records"] == {"acme", following}
 
 
 def test_what_is_being_computed_is_waited_for(
