@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase, PostgresDatabase, SqliteDatabase, postgres_server
 from support.adapters.tiny_model import TINY, TINY_MIXTURES, write_model_config
+from support.commands import Prelude
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.formats import Limits
@@ -100,6 +101,11 @@ def catalog(database: CatalogDatabase) -> Iterator[SqlCatalog]:
     opened = SqlCatalog.open(database.url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def prelude(capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys)
 
 
 @pytest.fixture(scope="session")
