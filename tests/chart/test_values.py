@@ -10,7 +10,6 @@ from support.chart.helm_chart import (
     CHART,
     NAMESPACE,
     Object,
-    Refused,
     changed,
     containers,
     merged,
@@ -23,6 +22,7 @@ from support.chart.helm_chart import (
     rendered,
     scenario_values,
 )
+from support.chart.helm_process import Refused
 from support.observability.dashboards import DASHBOARDS, RULES
 
 pytestmark = needs_helm
