@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from support.clusters.certificates import authority, issued
 from support.waiting import until
 
@@ -81,12 +82,9 @@ class Listener:
                 await receive()
                 await send({"type": f"lifespan.{done}.complete"})
             return
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message["body"]
-            if not message["more_body"]:
-                break
-        else:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
             return
         path = scope["path"]
         self.seen.append((scope["method"], path, len(body)))
