@@ -20,6 +20,7 @@ import uvicorn
 import yaml
 from starlette.requests import Request
 from support.clusters.certificates import issued
+from support.ports import two_ports
 from support.waiting import wait_until
 
 from cli.main import main
@@ -134,14 +135,6 @@ def _run_command(words: list[str], log: Path) -> None:
     torch.set_num_threads(1)
     ExecutorOptions.__init__.__defaults__ = (256, 1.0, 2**26)  # type: ignore[misc]
     main(words)
-
-
-def two_ports() -> int:
-    """A port that is free, and so is the next one."""
-    while True:
-        with bound_socket() as first, contextlib.suppress(OSError), socket.socket() as second:
-            second.bind(("127.0.0.1", first.getsockname()[1] + 1))
-            return first.getsockname()[1]
 
 
 class KillableTrainer:
