@@ -1,4 +1,4 @@
-"""Runs `prelude …` in this process, and what most commands are run on."""
+"""Runs `prelude …` in this process."""
 
 import json
 from dataclasses import dataclass
@@ -8,11 +8,6 @@ from unittest.mock import patch
 import pytest
 
 from cli.main import main
-
-SMALL_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

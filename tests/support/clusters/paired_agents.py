@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from support.adapters.tiny_model import TINY
 from support.clusters.configs import config_of
 from support.clusters.served_agent import serving
-from support.commands import SMALL_LLAMA
 from support.engines.engine_stand_in import Engine
 from support.waiting import meanwhile
 
@@ -28,7 +28,7 @@ from engine.client import EngineClient
 from engine.supervisor import EngineSnapshot, EngineStatus
 
 
-def decode_agent(folder: Path, model: dict[str, Any] = SMALL_LLAMA, **worker: Any) -> DecodeAgent:
+def decode_agent(folder: Path, model: dict[str, Any] = TINY, **worker: Any) -> DecodeAgent:
     """The agent of decode worker `d`, beside a prefill worker `p`."""
     (folder / "config.json").write_text(json.dumps(model))
     config = config_of({"d": {"role": "decode", **worker}, "p": "prefill"}, folder, router={"drain_timeout_s": 60})

@@ -1,6 +1,5 @@
 """`prelude adapters …` on a catalog and a store: effects, output and exit statuses."""
 
-import json
 import os
 import re
 import shutil
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.adapters.random_adapters import write_random_lora
-from support.commands import SMALL_LLAMA, Prelude
+from support.adapters.tiny_model import write_model_config
+from support.commands import Prelude
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.files.work_folder import WorkFolder
@@ -33,8 +33,7 @@ adapter_limits: {max_rank: 4}
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a cluster.yaml and the directories lora-1 to lora-3."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path / "model")
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     base = BaseModel.read(tmp_path / "model")
     for seed in (1, 2, 3):

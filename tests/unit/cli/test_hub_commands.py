@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from support.adapters.random_adapters import write_random_lora
-from support.commands import SMALL_LLAMA, Prelude
+from support.adapters.tiny_model import TINY, write_model_config
+from support.commands import Prelude
 from support.http.hub import COMMIT, HubServer, serving
 
 from adapters.model.base_model import BaseModel
@@ -91,7 +92,7 @@ def test_models_that_are_not_served_cost_no_download_of_weights(hub: HubServer, 
     init.refuses(REPOSITORY, says="Strange", status=2)
     assert "GET model.safetensors" not in hub.served
     hub.commit = "a" * 40
-    hub.files = {"config.json": json.dumps(SMALL_LLAMA).encode(), "pytorch_model.bin": b"\x80"}
+    hub.files = {"config.json": json.dumps(TINY).encode(), "pytorch_model.bin": b"\x80"}
     init.refuses(REPOSITORY, says="pickled weights are not read")
     said = "there is no directory no-one/nothing here, and hf://no-one/nothing: the Hub has no such repo"
     init.refuses("no-one/nothing", says=said)
@@ -180,8 +181,7 @@ adapter_limits: {max_rank: 4, max_bytes: 10000000}
 @pytest.fixture
 def lora(hub: HubServer, tmp_path: Path) -> HubServer:
     """A repository with an adapter in a folder, and a cluster for it."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path / "model")
     Path("cluster.yaml").write_text(CLUSTER)
     write_random_lora(tmp_path / "lora", BaseModel.read(tmp_path / "model"), 1, rank=2)
     hub.files = {f"best/{name}": content for name, content in contents(tmp_path / "lora").items()}

@@ -9,8 +9,9 @@ from typing import Any
 import grpc
 import pytest
 from support.adapters.random_adapters import write_random_lora
+from support.adapters.tiny_model import write_model_config
 from support.clusters.served_agent import served
-from support.commands import SMALL_LLAMA, Prelude
+from support.commands import Prelude
 
 from adapters.model.base_model import BaseModel
 from cli.main import main
@@ -64,7 +65,7 @@ def agent() -> Iterator[tuple[Agent, int]]:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, agent: tuple[Agent, int]) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     config = f"model: {{path: ., name: demo}}\nworkers:\n  u: {{role: unified, control_port: {agent[1]}}}\n"
     (tmp_path / "cluster.yaml").write_text(config)
     for seed in (1, 2, 3):

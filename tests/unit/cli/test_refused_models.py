@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from support.adapters.tiny_model import TINY
 from support.clusters.paired_agents import decode_agent
-from support.commands import SMALL_LLAMA, Prelude
+from support.commands import Prelude
 
 from cluster.errors import ConfigError
 
@@ -35,7 +36,7 @@ COMMANDS = (
 def test_refused_by_name_with_the_reason(prelude: Prelude, tmp_path: Path, architecture: str, because: str):
     model = tmp_path / "model"
     model.mkdir()
-    fields = {**SMALL_LLAMA, "architectures": [architecture]}
+    fields = {**TINY, "architectures": [architecture]}
     (model / "config.json").write_text(json.dumps(fields))
     (tmp_path / "adapter_config.json").write_text("{}")
     workers = "workers: {p: {role: prefill}, d: {role: decode}}"

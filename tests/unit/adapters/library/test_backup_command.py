@@ -1,12 +1,12 @@
 """`prelude catalog backup` and `restore`: what they print, note and refuse."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.adapters.random_adapters import write_random_lora
-from support.commands import SMALL_LLAMA, Prelude
+from support.adapters.tiny_model import write_model_config
+from support.commands import Prelude
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.model.base_model import BaseModel
@@ -15,7 +15,7 @@ from adapters.model.base_model import BaseModel
 @pytest.fixture
 def config(tmp_path: Path, prelude: Prelude) -> Path:
     """Of a cluster with an adapter."""
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     write_random_lora(tmp_path / "lora", BaseModel.read(tmp_path), 1, modules=["q_proj"], rank=2)
     config = config_with(tmp_path, "cluster")
     prelude.prints("adapters", "import", "bot", tmp_path / "lora", "--config", config)

@@ -11,7 +11,6 @@ import pytest
 import yaml
 from support.adapters.tiny_model import write_model_config
 from support.clusters.configs import config_of
-from support.commands import SMALL_LLAMA
 
 from adapters.model.base_model import BaseModel
 from cluster.agent.engine_spec import base_weights_of, engine_spec, fitted_spec
@@ -253,7 +252,7 @@ def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
 )
 def test_fields_in_the_place_of_those_of_config_json(tmp_path: Path, architecture: str, overrides: dict[str, object]):
     """In every role: a vision tower is left out, and a dtype that would be used beside the engine's."""
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     text = BaseModel.read(tmp_path)
     base = replace(text, architecture=architecture)
     found = config({"p": P, "d": D, "u": U})
