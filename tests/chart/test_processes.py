@@ -13,7 +13,6 @@ from support.chart.helm_chart import (
     NAMESPACE,
     SCENARIOS,
     Object,
-    Refused,
     changed,
     config_in,
     merged,
@@ -25,6 +24,7 @@ from support.chart.helm_chart import (
     scenario_values,
     selects,
 )
+from support.chart.helm_process import Refused
 
 from adapters.files.locked_folder import SHARED_MEMORY
 from cli.main import _parser, _with_this_worker

@@ -9,7 +9,6 @@ import yaml
 from support.chart.custom_resources import SPECS, complaints, strictly_valid
 from support.chart.helm_chart import (
     SCENARIOS,
-    Refused,
     changed,
     lint,
     merged,
@@ -21,6 +20,7 @@ from support.chart.helm_chart import (
     scenario_values,
     texts,
 )
+from support.chart.helm_process import Refused
 
 pytestmark = needs_helm
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,6 @@ from support.chart.helm_chart import (
     FULLNAME,
     NAMESPACE,
     Object,
-    Refused,
     changed,
     config_in,
     containers,
@@ -26,6 +25,7 @@ from support.chart.helm_chart import (
     rendered,
     scenario_values,
 )
+from support.chart.helm_process import Refused
 from support.observability.dashboards import DASHBOARDS, RULES
 
 pytestmark = needs_helm

@@ -1,34 +1,48 @@
-"""Runs `prelude …` in this process, and what most commands are run on."""
+"""Runs `prelude …` in this process."""
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import json
+from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from cli.main import main
 
-SMALL_LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 8, "intermediate_size": 16,
-    "num_attention_heads": 2, "vocab_size": 100,
-}  # fmt: skip
 
+@dataclass(frozen=True)
+class Prelude:
+    """Runs commands. `begin` and `end`: the words that all of them have."""
 
-def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr)"""
-    status = 0
-    try:
-        main([str(word) for word in words])
-    except SystemExit as ended:
-        status = int(ended.code or 0)
-    output = capsys.readouterr()
-    return status, output.out, output.err
+    capture: pytest.CaptureFixture[str]
+    begin: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
 
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        """(exit status, stdout, stderr)"""
+        status, command = 0, [str(word) for word in (*self.begin, *words, *self.end)]
+        try:
+            with patch("sys.argv", ["prelude", *command]):
+                main(command)
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+        output = self.capture.readouterr()
+        return status, output.out, output.err
 
-@contextmanager
-def refused(capsys: pytest.CaptureFixture[str], says: str) -> Iterator[None]:
-    """A command in the block exits with 1, and its error matches."""
-    with pytest.raises(SystemExit, match=r"^1$"):
-        yield
-    assert re.search(says, capsys.readouterr().err)
+    def prints(self, *words: object, status: int = 0) -> str:
+        """What a command prints that ends with this status."""
+        found, output, errors = self(*words)
+        assert found == status, errors
+        return output
+
+    def json(self, *words: object, status: int = 0) -> Any:
+        """What it prints with --json."""
+        return json.loads(self.prints(*words, "--json", status=status))
+
+    def refuses(self, *words: object, says: str | tuple[str, ...], status: int = 1) -> str:
+        """What a command prints that ends with this status and with an error that has all these words."""
+        found, output, errors = self(*words)
+        assert found == status, errors
+        for each in (says,) if isinstance(says, str) else says:
+            assert each in errors, errors
+        return output

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.adapters.catalog_databases import CatalogDatabase, PostgresDatabase, SqliteDatabase, postgres_server
 from support.adapters.tiny_model import TINY, TINY_MIXTURES, write_model_config
+from support.commands import Prelude
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.formats import Limits
@@ -25,19 +26,22 @@ def limits() -> Limits:
     return Limits(max_rank=16, max_bytes=64 * 1024**2)
 
 
-@pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with random weights, as transformers writes it."""
+def write_model(directory: Path, family: str, sizes: dict[str, Any]) -> Path:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    fields = {key: value for key, value in TINY.items() if key != "architectures"}
-    model = LlamaForCausalLM(LlamaConfig(**fields, max_position_embeddings=128, initializer_range=0.15))
-    directory = tmp_path_factory.mktemp("model")
-    model.save_pretrained(directory)
+    fields = {key: value for key, value in sizes.items() if key != "architectures"}
+    config = AutoConfig.for_model(family, **fields, max_position_embeddings=128, initializer_range=0.15)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with random weights, as transformers writes it."""
+    return write_model(tmp_path_factory.mktemp("model"), "llama", TINY)
 
 
 @pytest.fixture(scope="session")
@@ -51,16 +55,7 @@ def model(model_dir: Path) -> Any:
 @pytest.fixture(scope="session", params=TINY_MIXTURES)
 def moe_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny mixture of experts with random weights, of each architecture, as transformers writes it."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    fields = {key: value for key, value in TINY_MIXTURES[request.param].items() if key != "architectures"}
-    config = AutoConfig.for_model(request.param, **fields, max_position_embeddings=128, initializer_range=0.15)
-    directory = tmp_path_factory.mktemp(request.param)
-    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
-    return directory
+    return write_model(tmp_path_factory.mktemp(request.param), request.param, TINY_MIXTURES[request.param])
 
 
 @pytest.fixture(scope="session")
@@ -100,6 +95,11 @@ def catalog(database: CatalogDatabase) -> Iterator[SqlCatalog]:
     opened = SqlCatalog.open(database.url)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def prelude(capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys)
 
 
 @pytest.fixture(scope="session")

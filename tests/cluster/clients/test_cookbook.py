@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from support.clusters.pretrained_model import needs_pretrained
 from support.clusters.running_cluster import RunningCluster, running_cluster
-from support.training.trainer import two_ports
+from support.ports import two_ports
 
 ROOT = Path(__file__).parents[3]
 INSTALLED = ROOT / ".prelude" / "clients" / "cookbook"

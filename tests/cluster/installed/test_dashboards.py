@@ -22,7 +22,8 @@ from support.clusters.running_cluster import RunningCluster
 from support.logged_process import logged_process
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
 from support.observability.prometheus import Prometheus, running_prometheus, tool
-from support.training.trainer import RawClient, data, make_service, served, two_ports
+from support.ports import two_ports
+from support.training.trainer import RawClient, data, make_service, served
 from support.waiting import wait_until
 
 from adapters.catalog.records import Grant

@@ -3,20 +3,22 @@
 import functools
 import importlib.util
 import json
-import subprocess
-import sys
+import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.chart import helm_process
+from support.chart.helm_process import CHART
 
 from cluster.config.load import load_cluster_config
 from cluster.config.schema import ClusterConfig
+from process.lifetime import die_with_parent
 
 ROOT = Path(__file__).parents[3]
-CHART = ROOT / "helm"
 SCENARIOS = sorted(path.name.removesuffix("-values.yaml") for path in (CHART / "ci").glob("*-values.yaml"))
 RELEASE, NAMESPACE = "r", "ns"
 FULLNAME = "r-prelude"
@@ -29,33 +31,9 @@ needs_helm = pytest.mark.skipif(
 )
 
 
-class Refused(Exception):
-    """Helm refused the values."""
-
-
-class _Helm:
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("helm_process.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def call(self, name: str, /, **arguments: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"name": name, "arguments": arguments}) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())
-        if "error" in answer:
-            raise Refused(answer["error"])
-        return answer["result"]
-
-
 @functools.cache
-def _helm() -> _Helm:
-    return _Helm()  # ends with this process, whose end it reads from its input
+def _helm() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), die_with_parent)
 
 
 def scenario_values(scenario: str) -> dict[str, Any]:
@@ -72,17 +50,17 @@ def merged(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def lint(values: dict[str, Any], kube_version: str) -> dict[str, Any]:
-    return _helm().call("lint", values=values, kube_version=kube_version)
+    return _helm().submit(helm_process.lint, values, kube_version).result()
 
 
 def texts(values: dict[str, Any]) -> dict[str, str]:
     """What each template renders to. Raises Refused."""
-    return _helm().call("render", values=values, release=RELEASE, namespace=NAMESPACE)
+    return _helm().submit(helm_process.render, values, RELEASE, NAMESPACE).result()
 
 
 def refusal(values: dict[str, Any], api_server: str) -> str:
     """Why Helm refuses the values in a cluster."""
-    return _helm().call("refusal", values=values, release=RELEASE, namespace=NAMESPACE, api_server=api_server)
+    return _helm().submit(helm_process.refusal, values, RELEASE, NAMESPACE, api_server).result()
 
 
 def render(values: dict[str, Any]) -> list[Object]:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from support.adapters.tiny_model import TINY
+from support.clusters.configs import config_of
 from support.clusters.served_agent import serving
-from support.commands import SMALL_LLAMA
 from support.engines.engine_stand_in import Engine
 
 from cluster.agent.worker_agent import WorkerAgent
-from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlServicer, WorkerControlStub
 from cluster.control.http import serve_worker_http
@@ -28,12 +28,11 @@ from engine.supervisor import EngineSnapshot, EngineStatus
 from process.lifetime import meanwhile
 
 
-def decode_agent(folder: Path, model: dict[str, Any] = SMALL_LLAMA, **worker: Any) -> DecodeAgent:
+def decode_agent(folder: Path, model: dict[str, Any] = TINY, **worker: Any) -> DecodeAgent:
     """The agent of decode worker `d`, beside a prefill worker `p`."""
     (folder / "config.json").write_text(json.dumps(model))
-    workers = {"d": {"role": "decode", **worker}, "p": {"role": "prefill"}}
-    data = {"model": {"path": folder, "name": "demo"}, "workers": workers, "router": {"drain_timeout_s": 60}}
-    return DecodeAgent(with_ports(ClusterConfig.model_validate(data)), "d", folder / "scratch")
+    config = config_of({"d": {"role": "decode", **worker}, "p": "prefill"}, folder, router={"drain_timeout_s": 60})
+    return DecodeAgent(with_ports(config), "d", folder / "scratch")
 
 
 class Peer(WorkerControlServicer):

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from support.adapters.held_adapters import StoredAdapters
 from support.adapters.tiny_model import write_model_config
+from support.clusters.configs import config_of
 from support.constants import with_constants
 from support.engines.engine_stand_in import Engine
 
@@ -46,23 +47,15 @@ class RunningAgent:
 
 
 def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: Engine, **residency) -> ClusterConfig:
-    model = write_model_config(tmp_path / "model")
-    workers = {"w": {"role": role, "engine_port": engine._port}}
-    if role == "prefill":
-        workers["d"] = {"role": "decode"}
-    return with_ports(
-        ClusterConfig.model_validate(
-            {
-                "model": {"path": model, "name": "demo", "dtype": "float32"},
-                "workers": workers,
-                "integrity": {"accept_unverified": True},
-                "store": {"url": f"file://{stored.folder}"},
-                "residency": with_constants(
-                    ResidencyConfig, **{"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency}
-                ),
-            }
-        )
+    model = {"path": write_model_config(tmp_path / "model"), "name": "demo", "dtype": "float32"}
+    config = config_of(
+        {"w": {"role": role, "engine_port": engine._port}, **({"d": "decode"} if role == "prefill" else {})},
+        model=model,
+        integrity={"accept_unverified": True},
+        store={"url": f"file://{stored.folder}"},
+        residency=with_constants(ResidencyConfig, **{"lease_s": 0.05, "host_bytes": 100 * stored.room, **residency}),
     )
+    return with_ports(config)
 
 
 @asynccontextmanager

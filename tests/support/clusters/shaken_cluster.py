@@ -17,6 +17,7 @@ import grpc
 import httpx
 import psutil
 from support.adapters.random_adapters import write_random_lora
+from support.clusters.configs import config_of
 from support.clusters.running_cluster import RunningCluster
 
 from adapters.model.base_model import BaseModel
@@ -74,19 +75,15 @@ async def shaken_cluster(layout: str, num_adapters: int, folder: Path, **section
 def _prepare(layout: str, num_adapters: int, folder: Path, sections: dict[str, Any]) -> ClusterConfig:
     make_model(folder / "model")
     base = BaseModel.read(folder / "model")
-    adapters = {}
-    for number in range(num_adapters):
-        path = write_random_lora(folder / f"a{number}", base, number, std=0.6)
-        adapters[f"a{number}"] = {"path": path}
-    return ClusterConfig.model_validate(
-        {
-            "model": {"path": folder / "model", "name": "bench", "dtype": "float32"},
-            "engine": {"device": "cpu", "max_total_tokens": 16384, "chunked_prefill_tokens": 64},
-            "router": {"port": 0},
-            "workers": {name: {"role": role} for name, role in LAYOUTS[layout].items()},
-            "adapters": adapters,
-            **sections,
-        }
+    names = [f"a{number}" for number in range(num_adapters)]
+    paths = [write_random_lora(folder / name, base, number, std=0.6) for number, name in enumerate(names)]
+    return config_of(
+        LAYOUTS[layout],
+        model={"path": folder / "model", "name": "bench", "dtype": "float32"},
+        engine={"device": "cpu", "max_total_tokens": 16384, "chunked_prefill_tokens": 64},
+        router={"port": 0},
+        adapters={name: {"path": path} for name, path in zip(names, paths, strict=True)},
+        **sections,
     )
 
 

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import ClientDisconnect, Request
 from support.clusters.certificates import authority, issued
+from support.clusters.configs import config_of
 from support.waiting import until
 
-from cluster.config.schema import ClusterConfig
 from process.certificates.contexts import make_pinned_context
 from router.http.client_connection import SCOPE_KEY
 from router.http.connections import ClientConnections, ConnectionLimits
@@ -81,12 +82,9 @@ class Listener:
                 await receive()
                 await send({"type": f"lifespan.{done}.complete"})
             return
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message["body"]
-            if not message["more_body"]:
-                break
-        else:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
             return
         path = scope["path"]
         self.seen.append((scope["method"], path, len(body)))
@@ -116,12 +114,7 @@ async def listening(folder: Path | None = None, **limits: Any) -> AsyncIterator[
         files = issued(authority(folder / "certs"), "router", "router", hosts=("127.0.0.1",))
         tls = {"certificate": str(files.certificate), "key": str(files.key)}
         trusting = make_pinned_context(files.certificate)
-    sections = {
-        "model": {"path": "model", "name": "demo"},
-        "workers": {"u0": {"role": "unified"}},
-        "router": {"tls": tls},
-    }
-    config, refused = ClusterConfig.model_validate(sections), list[str]()
+    config, refused = config_of({"u0": "unified"}, router={"tls": tls}), list[str]()
     connections = ClientConnections(ConnectionLimits(**limits), refused.append)
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

@@ -20,6 +20,8 @@ import uvicorn
 import yaml
 from starlette.requests import Request
 from support.clusters.certificates import issued
+from support.ports import two_ports
+from support.waiting import wait_until
 
 from cli.main import main
 from cluster.control.transport import PLAIN, Transport
@@ -135,14 +137,6 @@ def _run_command(words: list[str], log: Path) -> None:
     main(words)
 
 
-def two_ports() -> int:
-    """A port that is free, and so is the next one."""
-    while True:
-        with bound_socket() as first, contextlib.suppress(OSError), socket.socket() as second:
-            second.bind(("127.0.0.1", first.getsockname()[1] + 1))
-            return first.getsockname()[1]
-
-
 class KillableTrainer:
     """`prelude trainer` in a process of its own, always on the same port and folder.
 
@@ -175,18 +169,13 @@ class KillableTrainer:
         words = ["trainer", "--config", str(self._config), "--row-tokens", "256", "--device", "cpu"]
         self.process = _PROCESSES.Process(target=_run_command, args=(words, self.log), daemon=True)
         self.process.start()
-        deadline = time.monotonic() + BACK_WITHIN_S
-        while not self._is_up():
-            assert self.process.is_alive(), self.log.read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(self._is_up, BACK_WITHIN_S)
 
     def _is_up(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2]))).close()
-        except OSError:
-            return False
-        return True
+        assert self.process.is_alive(), self.log.read_text()[-3000:]
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+            return True
+        return False
 
     def kill(self) -> None:
         """As kill -9 does."""

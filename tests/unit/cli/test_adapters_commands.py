@@ -1,6 +1,5 @@
 """`prelude adapters …` on a catalog and a store: effects, output and exit statuses."""
 
-import json
 import os
 import re
 import shutil
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from support.adapters.random_adapters import write_random_lora
-from support.commands import SMALL_LLAMA, run_command
+from support.adapters.tiny_model import write_model_config
+from support.commands import Prelude
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.files.work_folder import WorkFolder
@@ -33,8 +33,7 @@ adapter_limits: {max_rank: 4}
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with a cluster.yaml and the directories lora-1 to lora-3."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path / "model")
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     base = BaseModel.read(tmp_path / "model")
     for seed in (1, 2, 3):
@@ -45,25 +44,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def prelude(capsys):
-    """Run `prelude adapters …`; returns (exit status, stdout, stderr)."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        return run_command(capsys, "adapters", *arguments)
-
-    return run
+def prelude(capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys, ("adapters",))
 
 
 @pytest.fixture
-def ask(prelude):
-    """Run a command that must succeed with --json; returns its parsed output."""
-
-    def run(*arguments: str):
-        status, out, _ = prelude(*arguments, "--json")
-        assert status == 0
-        return json.loads(out)
-
-    return run
+def ask(prelude: Prelude):
+    return prelude.json
 
 
 def test_an_import_ends_with_its_tenant(prelude, ask, monkeypatch):
@@ -77,9 +64,7 @@ def test_an_import_ends_with_its_tenant(prelude, ask, monkeypatch):
         return read(*arguments)
 
     monkeypatch.setattr(packing, "read_adapter", read_while_the_tenant_is_deleted)
-    status, _, shown = prelude("import", "acme/bot", "lora-2")
-    assert status != 0
-    assert "the tenant 'acme' was deleted after this change began" in shown
+    prelude.refuses("import", "acme/bot", "lora-2", says="the tenant 'acme' was deleted after this change began")
     assert ask("list", "--tenant", "acme") == []
 
 
@@ -87,17 +72,14 @@ def test_positions_are_never_assumed(prelude, ask, folder):
     """Of files that say nothing of them. `verify` says the same as `import`."""
     write_random_lora(folder / "mute", BaseModel.read(folder / "model"), 1, rank=2, config={"prelude": None})
     for command in (("import", "bot", "mute"), ("verify", "mute", "--config", "cluster.yaml", "--no-model")):
-        status, shown, _ = prelude(*command)
-        assert (status, "do not say for which positions" in shown) == (0, True)
+        assert "do not say for which positions" in prelude.prints(*command)
     assert ask("show", "bot")["latest"]["positions"] == "all"
     (folder / "cluster.yaml").write_text(
         CLUSTER.replace("u: {role: unified}", "p: {role: prefill}\n  d: {role: decode}")
     )
     for command in (("import", "new", "mute"), ("verify", "mute", "--config", "cluster.yaml", "--no-model")):
-        status, _, shown = prelude(*command)
-        assert (status, "prelude adapters convert" in shown) == (1, True)
-    status, shown, _ = prelude("import", "new", "mute", "--positions", "prefill")
-    assert (status, "as was asked for" in shown) == (0, True)
+        prelude.refuses(*command, says="prelude adapters convert")
+    assert "as was asked for" in prelude.prints("import", "new", "mute", "--positions", "prefill")
     for command in (("list",), ("show", "new")):
         assert "trained for all" in prelude(*command)[1]
 
@@ -120,8 +102,7 @@ def test_a_revision_that_is_in_workers_memory_only(prelude, ask, folder):
     assert ask("list")[0]["latest"]["stored"] is False
     assert prelude("list")[1].rstrip().endswith("…  in memory only")
     assert [line.endswith("  in memory only") for line in prelude("show", "bot")[1].splitlines()[-2:]] == [True, False]
-    status, _, said = prelude("export", "bot", "out")
-    assert (status, "bot@r2 is kept in workers' memory only" in said) == (1, True)
+    prelude.refuses("export", "bot", "out", says="bot@r2 is kept in workers' memory only")
     assert ask("fsck")["num_referenced"] == 1
     assert ask("import", "bot", "lora-2", "--keep-latest")["stored"] is True
     assert "in memory only" not in prelude("show", "bot")[1]
@@ -169,9 +150,7 @@ def test_an_adapter_s_life(prelude, ask, folder):
     ask("delete", "bot")
     time.sleep(0.01)
     assert ask("gc", "--older-than", "0s") == {"num_removed": 1}  # the other one is acme's too
-    status, _, errors = prelude("restore", "bot")
-    assert status == 1
-    assert "import it again" in errors
+    prelude.refuses("restore", "bot", says="import it again")
     assert ask("fsck")["is_sound"]
 
 
@@ -192,8 +171,7 @@ def test_an_alias_is_split(prelude, ask):
     catalog.close()
     assert (event.old, event.new) == ("r2", "r1 80%, r2 20%")
     for command in (("export", "bot@prod", "out"), ("alias", "bot@beta", "prod")):
-        status, _, errors = prelude(*command)
-        assert (status, "'bot@prod' is split (r1 80%, r2 20%): name bot@r1 or bot@r2" in errors) == (2, True)
+        prelude.refuses(*command, says="'bot@prod' is split (r1 80%, r2 20%): name bot@r1 or bot@r2", status=2)
 
 
 def test_an_export_is_imported_as_it_was(ask, folder):
@@ -273,36 +251,29 @@ def test_what_goes_wrong(prelude, ask):
         assert (found, out) == (status, ""), words
         assert f"prelude: {code}: " in errors
         assert said in errors
-        found, out, _ = prelude(*words.split(), "--json")
-        assert found == status
-        error = json.loads(out)["error"]
+        error = ask(*words.split(), status=status)["error"]
         assert error["code"] == code
         assert said in error["message"]
 
 
 def test_limits_and_ages_that_are_none(prelude):
     for limit in ("0", "x", "1001", "-1"):
-        status, _, errors = prelude("history", "bot", f"--limit={limit}")
-        assert (status, f"must be an integer from 1 to 1000 (found '{limit}')" in errors) == (2, True)
+        said = f"must be an integer from 1 to 1000 (found '{limit}')"
+        prelude.refuses("history", "bot", f"--limit={limit}", says=said, status=2)
     for age in ("7", "d", "-1d", "1.5h", "7 d"):
-        status, _, errors = prelude("gc", f"--older-than={age}")
-        assert (status, "such as 12h" in errors) == (2, True), age
+        prelude.refuses("gc", f"--older-than={age}", says="such as 12h", status=2)
 
 
 def test_a_database_that_is_not_there(prelude, folder):
     with (folder / "cluster.yaml").open("a") as file:
         file.write("catalog: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
-    status, _, errors = prelude("list")
-    assert (status, "catalog_unavailable" in errors) == (1, True)
+    prelude.refuses("list", says="catalog_unavailable")
     (folder / "cluster.yaml").write_text(CLUSTER + f"catalog: {{url: 'sqlite:///{folder}/cluster.yaml/catalog.db'}}\n")
-    status, _, errors = prelude("list")
-    assert (status, "cannot be made" in errors) == (1, True)
+    prelude.refuses("list", says="cannot be made")
     (folder / "cluster.yaml").write_text(CLUSTER + "catalog: {url: 'mysql://x/y'}\n")
-    status, _, errors = prelude("list")
-    assert (status, "catalog.url" in errors) == (2, True)
+    prelude.refuses("list", says="catalog.url", status=2)
     (folder / "cluster.yaml").write_text(CLUSTER + "store: {url: 'ftp://x/y'}\n")
-    status, _, errors = prelude("fsck")
-    assert (status, "neither file:///folder nor s3://" in errors) == (2, True)
+    prelude.refuses("fsck", says="neither file:///folder nor s3://", status=2)
 
 
 def test_fsck_finds_and_repairs(prelude, ask, folder):
@@ -318,22 +289,18 @@ def test_fsck_finds_and_repairs(prelude, ask, folder):
     path(lost).unlink()
     (folder / ".prelude" / "store" / "incoming" / "left").write_bytes(b"half")
 
-    status, out, _ = prelude("fsck", "--no-content", "--min-age", "0s", "--json")
-    found = json.loads(out)
-    assert (status, found["missing"]["listed"], found["corrupt"]["count"]) == (1, [lost], 0)
-    status, out, _ = prelude("fsck", "--json")
-    found = json.loads(out)
-    assert (status, found["is_sound"], found["corrupt"]["listed"]) == (1, False, [damaged])
+    found = ask("fsck", "--no-content", "--min-age", "0s", status=1)
+    assert (found["missing"]["listed"], found["corrupt"]["count"]) == ([lost], 0)
+    found = ask("fsck", status=1)
+    assert (found["is_sound"], found["corrupt"]["listed"]) == (False, [damaged])
     assert found["left_over"]["count"] == 0  # it is young
-    status, out, _ = prelude("fsck", "--repair", "--min-age", "0s")
-    assert status == 1
+    out = prelude.prints("fsck", "--repair", "--min-age", "0s", status=1)
     for said in ("is NOT sound", "1  are damaged", damaged, "were left by imports", "2  repaired"):
         assert said in out
     assert list((folder / ".prelude" / "store" / "quarantine").iterdir())
     for seed in (1, 2):
         ask("import", "bot", f"lora-{seed}")
-    status, out, _ = prelude("fsck", "--min-age", "0s")
-    assert (status, len(out.splitlines())) == (0, 2)
+    assert len(prelude.prints("fsck", "--min-age", "0s").splitlines()) == 2
 
 
 def test_sign(ask, folder):

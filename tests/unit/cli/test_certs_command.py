@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.clusters.certificates import authority, expired
+from support.commands import Prelude
 
-from cli.main import main
 from cluster.config.certificates import check_cluster
 from cluster.config.load import load_cluster_config
 from process.certificates.files import CertificateFiles, check, check_identity
@@ -34,20 +34,20 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def certs(config: Path, *words: str, status: int = 0) -> None:
-    given = ["certs", *words, "--config", str(config)]
-    if status == 0:
-        main(given)
-        return
-    with pytest.raises(SystemExit) as end:
-        main(given)
-    assert end.value.code == status
+@pytest.fixture
+def prelude(capsys: pytest.CaptureFixture[str], config: Path) -> Prelude:
+    return Prelude(capsys, end=("--config", str(config)))
 
 
-def made(config: Path) -> None:
+@pytest.fixture
+def certs(prelude: Prelude) -> Prelude:
+    return replace(prelude, begin=("certs",))
+
+
+def made(certs: Prelude) -> None:
     """An authority, and a certificate for every process."""
-    certs(config, "init")
-    certs(config, "issue")
+    certs.prints("init")
+    certs.prints("issue")
 
 
 def files(config: Path, name: str) -> CertificateFiles:
@@ -55,11 +55,9 @@ def files(config: Path, name: str) -> CertificateFiles:
     return CertificateFiles(folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt")
 
 
-def test_a_small_cluster_gets_all_it_needs(config: Path, capsys: pytest.CaptureFixture[str]):
-    certs(config, "init")
-    certs(config, "issue", "--json")
-    out = capsys.readouterr().out
-    found = json.loads(out[out.index("{\n") :])["issued"]
+def test_a_small_cluster_gets_all_it_needs(config: Path, certs: Prelude, prelude: Prelude):
+    certs.prints("init")
+    found = certs.json("issue")["issued"]
     assert {name: each["identity"] for name, each in found.items()} == {
         "router": "spiffe://prelude.local/router/router",
         "operator": "spiffe://prelude.local/operator/operator",
@@ -73,24 +71,22 @@ def test_a_small_cluster_gets_all_it_needs(config: Path, capsys: pytest.CaptureF
     assert stat.S_IMODE((config.parent / "certs" / "ca.key").stat().st_mode) == 0o600
 
 
-def test_issue_makes_what_is_missing_and_nothing_twice(config: Path, capsys: pytest.CaptureFixture[str]):
-    certs(config, "init")
-    certs(config, "issue", "router", "--host", "api.example.org", "--host", "10.0.0.7")
+def test_issue_makes_what_is_missing_and_nothing_twice(config: Path, certs: Prelude):
+    certs.prints("init")
+    certs.prints("issue", "router", "--host", "api.example.org", "--host", "10.0.0.7")
     before = files(config, "router").certificate.read_bytes()
-    certs(config, "issue")
+    certs.prints("issue")
     assert files(config, "router").certificate.read_bytes() == before
     assert files(config, "decode-0").certificate.exists()
-    capsys.readouterr()
-    certs(config, "issue")
-    assert capsys.readouterr().out == "nothing to issue\n"
+    assert certs.prints("issue") == "nothing to issue\n"
 
 
-def test_renewed_ones_have_the_names_of_the_old_ones_and_other_keys(config: Path, capsys: pytest.CaptureFixture[str]):
+def test_renewed_ones_have_the_names_of_the_old_ones_and_other_keys(config: Path, certs: Prelude):
     from cryptography import x509
 
-    certs(config, "init", "--trust-domain", "fleet-7")
-    certs(config, "issue", "router", "--host", "api.example.org", "--host", "10.0.0.7", "--days", "10")
-    certs(config, "issue", "decode-0", "--days", "60")
+    certs.prints("init", "--trust-domain", "fleet-7")
+    certs.prints("issue", "router", "--host", "api.example.org", "--host", "10.0.0.7", "--days", "10")
+    certs.prints("issue", "decode-0", "--days", "60")
 
     def names(name: str) -> x509.SubjectAlternativeName:
         certificate = x509.load_pem_x509_certificate(files(config, name).certificate.read_bytes())
@@ -98,14 +94,12 @@ def test_renewed_ones_have_the_names_of_the_old_ones_and_other_keys(config: Path
 
     old, old_key, other = names("router"), files(config, "router").key.read_bytes(), names("decode-0")
     other_bytes = files(config, "decode-0").certificate.read_bytes()
-    capsys.readouterr()
-    certs(config, "renew", "--json")
-    assert [Path(path).name for path in json.loads(capsys.readouterr().out)["renewed"]] == ["router.crt"]
+    assert [Path(path).name for path in certs.json("renew")["renewed"]] == ["router.crt"]
     assert (names("router"), names("decode-0")) == (old, other)
     assert files(config, "router").key.read_bytes() != old_key
     assert files(config, "decode-0").certificate.read_bytes() == other_bytes
     assert check(files(config, "router")).identity is not None
-    certs(config, "renew", "--within", "61")
+    certs.prints("renew", "--within", "61")
     assert files(config, "decode-0").certificate.read_bytes() != other_bytes
 
 
@@ -118,88 +112,77 @@ def test_renewed_ones_have_the_names_of_the_old_ones_and_other_keys(config: Path
         (["issue", "nobody"], 2, "there is router, operator, prefill-0, decode-0"),
     ],
 )
-def test_wrong_usage_says_what_is_right(
-    config: Path, capsys: pytest.CaptureFixture[str], words: list[str], status: int, text: str
-):
+def test_wrong_usage_says_what_is_right(certs: Prelude, words: list[str], status: int, text: str):
     if words == ["issue", "nobody"]:
-        certs(config, "init")
-    certs(config, *words, status=status)
-    assert text in capsys.readouterr().err
+        certs.prints("init")
+    certs.refuses(*words, says=text, status=status)
 
 
-def test_init_replaces_no_authority(config: Path, capsys: pytest.CaptureFixture[str]):
-    certs(config, "init")
+def test_init_replaces_no_authority(config: Path, certs: Prelude):
+    certs.prints("init")
     before = (config.parent / "certs" / "ca.key").read_bytes()
-    certs(config, "init", status=1)
+    certs.prints("init", status=1)
     assert (config.parent / "certs" / "ca.key").read_bytes() == before
 
 
 class TestStart:
     """Each error names the file of the certificate, the line of cluster.yaml, and the remedy."""
 
-    def refused(self, config: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-        with pytest.raises(SystemExit) as end:
-            main([*words, "--config", str(config)])
-        assert end.value.code == 2
-        return capsys.readouterr().err
-
-    def test_an_expired_certificate(self, config: Path, capsys: pytest.CaptureFixture[str]):
+    def test_an_expired_certificate(self, config: Path, prelude: Prelude):
         old = expired(authority(config.parent / "certs"), "router")
         for path in (old.certificate, old.key):
             shutil.move(path, path.with_stem("router"))
-        error = self.refused(config, capsys, "router")
-        assert f"{config}:8: tls.certificate: {config.parent}/certs/router.crt: expired at " in error
-        assert "`prelude certs renew`" in error
+        said = f"{config}:8: tls.certificate: {config.parent}/certs/router.crt: expired at "
+        prelude.refuses("router", says=(said, "`prelude certs renew`"), status=2)
 
-    def test_a_key_of_another_certificate(self, config: Path, capsys: pytest.CaptureFixture[str]):
-        made(config)
+    def test_a_key_of_another_certificate(self, config: Path, certs: Prelude, prelude: Prelude):
+        made(certs)
         shutil.copy(files(config, "decode-0").key, files(config, "router").key)
-        error = self.refused(config, capsys, "router")
-        assert f"{config}:9: tls.key: {config.parent}/certs/router.key: is not the private key of " in error
+        said = f"{config}:9: tls.key: {config.parent}/certs/router.key: is not the private key of "
+        prelude.refuses("router", says=said, status=2)
 
-    def test_another_authority(self, config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path):
-        made(config)
+    def test_another_authority(self, config: Path, certs: Prelude, prelude: Prelude, tmp_path: Path):
+        made(certs)
         shutil.copy(authority(tmp_path / "other").certificate, config.parent / "certs" / "ca.crt")
-        error = self.refused(config, capsys, "prefill-worker", "--name", "prefill-0")
-        assert f"{config}:8: tls.certificate: {config.parent}/certs/prefill-0.crt: was issued by " in error
+        said = f"{config}:8: tls.certificate: {config.parent}/certs/prefill-0.crt: was issued by "
+        prelude.refuses("prefill-worker", "--name", "prefill-0", says=said, status=2)
 
-    def test_the_certificate_of_another_process(self, config: Path, capsys: pytest.CaptureFixture[str]):
-        made(config)
+    def test_the_certificate_of_another_process(self, config: Path, certs: Prelude, prelude: Prelude):
+        made(certs)
         for suffix in ("crt", "key"):
             shutil.copy(config.parent / "certs" / f"prefill-0.{suffix}", config.parent / "certs" / f"decode-0.{suffix}")
-        error = self.refused(config, capsys, "decode-worker", "--name", "decode-0")
-        assert "is the certificate of prefill prefill-0, and this is decode decode-0" in error
-        assert "is the certificate of prefill prefill-0" in self.refused(config, capsys, "up")
+        said = "is the certificate of prefill prefill-0, and this is decode decode-0"
+        prelude.refuses("decode-worker", "--name", "decode-0", says=said, status=2)
+        prelude.refuses("up", says="is the certificate of prefill prefill-0", status=2)
 
     def test_workers_that_change_their_role_need_certificates_for_both(
-        self, config: Path, capsys: pytest.CaptureFixture[str]
+        self, config: Path, certs: Prelude, prelude: Prelude
     ):
-        made(config)
+        made(certs)
         config.write_text(CLUSTER + "role_changes: manual\n")
-        error = self.refused(config, capsys, "decode-worker", "--name", "decode-0")
-        assert "is the certificate of decode decode-0, and this is switching decode-0" in error
-        certs(config, "issue", "prefill-0", "decode-0")
-        assert "spiffe://prelude.local/switching/decode-0" in capsys.readouterr().out
+        said = "is the certificate of decode decode-0, and this is switching decode-0"
+        prelude.refuses("decode-worker", "--name", "decode-0", says=said, status=2)
+        assert "spiffe://prelude.local/switching/decode-0" in certs.prints("issue", "prefill-0", "decode-0")
         check_cluster(load_cluster_config(config))
         config.write_text(CLUSTER + "role_changes: dry-run\n")
-        error = self.refused(config, capsys, "decode-worker", "--name", "decode-0")
-        assert "is the certificate of switching decode-0, and this is decode decode-0" in error
+        said = "is the certificate of switching decode-0, and this is decode decode-0"
+        prelude.refuses("decode-worker", "--name", "decode-0", says=said, status=2)
 
-    def test_a_missing_file_and_no_certificate_at_all(self, config: Path, capsys: pytest.CaptureFixture[str]):
-        certs(config, "init")
-        assert "router.crt: cannot be read" in self.refused(config, capsys, "router")
-        certs(config, "issue", "router")
+    def test_a_missing_file_and_no_certificate_at_all(self, config: Path, certs: Prelude, prelude: Prelude):
+        certs.prints("init")
+        prelude.refuses("router", says="router.crt: cannot be read", status=2)
+        certs.prints("issue", "router")
         files(config, "router").certificate.write_text("nothing")
-        assert "has no certificate in PEM form" in self.refused(config, capsys, "router")
+        prelude.refuses("router", says="has no certificate in PEM form", status=2)
 
-    def test_commands_need_the_operators(self, config: Path, capsys: pytest.CaptureFixture[str]):
-        certs(config, "init")
-        error = self.refused(config, capsys, "workers", "list")
-        assert f"{config}:8: tls.certificate: {config.parent}/certs/operator.crt: cannot be read" in error
+    def test_commands_need_the_operators(self, config: Path, certs: Prelude, prelude: Prelude):
+        certs.prints("init")
+        said = f"{config}:8: tls.certificate: {config.parent}/certs/operator.crt: cannot be read"
+        prelude.refuses("workers", "list", says=said, status=2)
 
-    def test_names_that_are_other_processes(self, config: Path, capsys: pytest.CaptureFixture[str]):
+    def test_names_that_are_other_processes(self, config: Path, prelude: Prelude):
         config.write_text(CLUSTER.replace("decode-0", "operator"))
-        assert "that name is another process's certificate" in self.refused(config, capsys, "router")
+        prelude.refuses("router", says="that name is another process's certificate", status=2)
 
 
 class TestPlainText:
@@ -225,14 +208,11 @@ class TestPlainText:
             (ENGINE, ["decode-worker", "--name", "decode-0"], "5: workers.decode-0.engine_host: 192.0.2.9 "),
         ],
     )
-    def test_is_refused_with_the_remedy(
-        self, config: Path, capsys: pytest.CaptureFixture[str], text: str, words: list[str], place: str
-    ):
+    def test_is_refused_with_the_remedy(self, config: Path, prelude: Prelude, text: str, words: list[str], place: str):
         config.write_text(text)
-        error = TestStart().refused(config, capsys, *words)
-        assert f"{config}:{place}" in error
+        status, _, error = prelude(*words)
+        assert (status, f"{config}:{place}" in error, "insecure: true" in error) == (2, True, True)
         assert "Set `" in error or "Set host to 127.0.0.1" in error
-        assert "insecure: true" in error
 
     @pytest.mark.parametrize(
         "text",
@@ -247,10 +227,10 @@ class TestPlainText:
         config.write_text(text)
         check_cluster(load_cluster_config(config))
 
-    def test_tls_of_the_cluster_is_no_tls_for_clients(self, config: Path, capsys: pytest.CaptureFixture[str]):
+    def test_tls_of_the_cluster_is_no_tls_for_clients(self, config: Path, certs: Prelude, prelude: Prelude):
         config.write_text(CLUSTER + "router: {host: 0.0.0.0, auth: {}}\n")
-        made(config)
-        assert ": router.host: 0.0.0.0 " in TestStart().refused(config, capsys, "router")
+        made(certs)
+        prelude.refuses("router", says=": router.host: 0.0.0.0 ", status=2)
         own = "tls: {certificate: certs/router.crt, key: certs/router.key}"
         config.write_text(config.read_text().replace("auth: {}", own))
         check_cluster(load_cluster_config(config))

@@ -1,6 +1,5 @@
 """The command line: help, version, completion; each role has a worker command, and each runs its own agent."""
 
-import json
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.commands import SMALL_LLAMA
+from support.adapters.tiny_model import write_model_config
 
 from adapters.files.locked_folder import LockedFolder
 from cli.main import main
@@ -33,7 +32,7 @@ AGENTS = {"prefill": "PrefillAgent", "decode": "DecodeAgent", "unified": "Unifie
 def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[WorkerAgent]:
     """The agents that would have run. The working directory has a cluster.yaml."""
     ran: list[WorkerAgent] = []
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(log, "setup", lambda *_: None)

@@ -1,12 +1,11 @@
 """`prelude adapters convert`: from an adapter for all positions to a revision that says where it comes from."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import run_command
+from support.commands import Prelude
 from support.training.small_runs import write_jsonl
 from support.training.steerable import Steerable, make_steerable, steerable_rows
 
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.slow
 
 QUICK = ("--rank", "8", "--learning-rate", "0.01", "--answer-tokens", "6", "--device", "cpu")
 ENOUGH, TOO_FEW = ("--steps", "40"), ("--steps", "1")
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -27,25 +25,18 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Steerable:
 
 
 @pytest.fixture
-def adapters(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `prelude adapters …`; returns (exit status, stdout, stderr)."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        return run_command(capsys, "adapters", *arguments)
-
-    return run
+def adapters(capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys, ("adapters",))
 
 
 def files(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
 
 
-def test_from_the_catalog_to_a_revision_with_its_lineage(toy: Steerable, tmp_path: Path, adapters: Run):
+def test_from_the_catalog_to_a_revision_with_its_lineage(toy: Steerable, tmp_path: Path, adapters: Prelude):
     config, output = tmp_path / "cluster.yaml", tmp_path / "converted"
     config.write_text(f"model: {{path: {toy.model}, name: toy, dtype: float32}}\nworkers: {{u: {{role: unified}}}}\n")
-    status, told, _ = adapters("import", "teacher", toy.teacher, "--config", config, "--json")
-    assert status == 0
-    teacher = json.loads(told)["revision"]
+    teacher = adapters.json("import", "teacher", toy.teacher, "--config", config)["revision"]
     convert = ("convert", "teacher@latest", "--config", config, "--data", toy.without_answers, "--output", output)
     status, told, progress = adapters(*convert, *QUICK, *ENOUGH)
     assert status == 0, progress
@@ -58,34 +49,28 @@ def test_from_the_catalog_to_a_revision_with_its_lineage(toy: Steerable, tmp_pat
     agreements = (report["before"]["agreement"], report["after"]["agreement"])
     assert [float(each) for each in lines[1].split()[-2:]] == pytest.approx(agreements, abs=1e-4)
     assert lines[-1] == f"Next: prelude adapters import NAME {output}"
-    status, told, _ = adapters("import", "converted", output, "--config", config)
     lineage = (
         f"lineage: converted from {teacher} for the prompt only, agreement {report['after']['agreement']:.3f}, data "
         f"sha256:{report['data']}"
     )
-    assert status == 0
-    assert lineage in told
-    status, told, _ = adapters("show", "converted", "--config", config)
-    assert status == 0
+    assert lineage in adapters.prints("import", "converted", output, "--config", config)
+    told = adapters.prints("show", "converted", "--config", config)
     assert lineage in told
     assert " prefill " in told
 
 
-def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, adapters: Run):
+def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, adapters: Prelude):
     convert = ("convert", toy.teacher, "--model", toy.model, "--data", toy.rows, *QUICK, *TOO_FEW)
-    status, told, error = adapters(*convert, "--output", tmp_path / "refused")
-    assert status == 1
+    said = "agreement_too_low: 0.000 of the held-out answers are the teacher's, --min-agreement is 0.8"
+    told = adapters.refuses(*convert, "--output", tmp_path / "refused", says=said)
     assert "the rows' own answer (teacher 0.8" in told
-    assert "agreement_too_low: 0.000 of the held-out answers are the teacher's, --min-agreement is 0.8" in error
     assert files(tmp_path / "refused") == {"conversion.json"}
     few = write_jsonl(tmp_path / "few.jsonl", steerable_rows()[:5])
-    status, told, _ = adapters(*convert, "--eval-data", few, "--output", tmp_path / "json", "--json")
-    document = json.loads(told)
-    assert (status, document["error"]["code"], document["after"]["agreement"]) == (1, "agreement_too_low", 0)
+    document = adapters.json(*convert, "--eval-data", few, "--output", tmp_path / "json", status=1)
+    assert (document["error"]["code"], document["after"]["agreement"]) == ("agreement_too_low", 0)
     assert (document["num_prompts"], document["num_held_out"]) == (139, 5)
     output = tmp_path / "converted"
-    status, told, _ = adapters(*convert, "--min-agreement", "0", "--output", output, "--json")
-    assert (status, json.loads(told)["num_held_out"]) == (0, 29)
+    assert adapters.json(*convert, "--min-agreement", "0", "--output", output)["num_held_out"] == 29
     assert files(output) == {"conversion.json", "adapter_config.json", "adapter_model.safetensors"}
     converted = read_adapter(output, BaseModel.read(toy.model), UNLIMITED)
     assert (converted.kinds, converted.positions, converted.max_rank) == (("lora",), "prefill", 8)
@@ -107,16 +92,19 @@ def test_what_agrees_too_rarely_is_not_written(toy: Steerable, tmp_path: Path, a
     ],
 )
 def test_wrong_usage(
-    toy: Steerable, tmp_path: Path, adapters: Run, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+    toy: Steerable,
+    tmp_path: Path,
+    adapters: Prelude,
+    monkeypatch: pytest.MonkeyPatch,
+    change: dict[str, Any],
+    message: str,
 ):
     monkeypatch.chdir(tmp_path)
     options = {"SOURCE": toy.teacher, "--model": toy.model, "--data": toy.rows, "--output": "out", "--device": "cpu"}
     options |= change
     source = options.pop("SOURCE")
     flags = [each for name, value in options.items() if value is not None for each in (name, value)]
-    status, told, error = adapters("convert", source, *flags)
-    assert (status, told) == (2, "")
-    assert message in error
+    assert adapters.refuses("convert", source, *flags, says=message, status=2) == ""
     assert not (tmp_path / "out").exists()
 
 
@@ -129,11 +117,9 @@ def test_wrong_usage(
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}\n', "half a surrogate pair"),
     ],
 )
-def test_hostile_data(toy: Steerable, tmp_path: Path, adapters: Run, rows: str, message: str):
+def test_hostile_data(toy: Steerable, tmp_path: Path, adapters: Prelude, rows: str, message: str):
     data = tmp_path / "rows.jsonl"
     data.write_text(rows)
     convert = ("convert", toy.teacher, "--model", toy.model, "--data", data, *QUICK, *TOO_FEW)
-    status, told, error = adapters(*convert, "--output", tmp_path / "out")
-    assert (status, told) == (1, "")
-    assert message in error
+    assert adapters.refuses(*convert, "--output", tmp_path / "out", says=message) == ""
     assert not (tmp_path / "out").exists()

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from support.adapters.random_adapters import write_random_lora
-from support.commands import SMALL_LLAMA, run_command
+from support.adapters.tiny_model import TINY, write_model_config
+from support.commands import Prelude
 from support.http.hub import COMMIT, HubServer, serving
 
 from adapters.model.base_model import BaseModel
@@ -36,16 +37,22 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def init(capsys, model: str, *more: str) -> tuple[int, str, str]:
-    Path("cluster.yaml").unlink(missing_ok=True)
-    return run_command(capsys, "init", "--gpus", 0, "--model", model, *more)
+class Init(Prelude):
+    def __call__(self, *words: object) -> tuple[int, str, str]:
+        Path("cluster.yaml").unlink(missing_ok=True)  # of an earlier one
+        return super().__call__(*words)
 
 
-def test_a_model_by_its_id(hub: HubServer, tmp_path: Path, capsys):
+@pytest.fixture
+def init(capsys: pytest.CaptureFixture[str]) -> Init:
+    return Init(capsys, ("init", "--gpus", "0", "--model"))
+
+
+def test_a_model_by_its_id(hub: HubServer, tmp_path: Path, init: Init):
     make_model(tmp_path / "made")
     hub.files = contents(tmp_path / "made") | {"pytorch_model.bin": b"\x80", "modeling.py": b"import os"}
     hub.files["consolidated.safetensors"] = b"as Mistral has them"
-    assert init(capsys, f"{REPOSITORY}@main")[0] == 0
+    assert init(f"{REPOSITORY}@main")[0] == 0
     model = load_cluster_config(Path("cluster.yaml")).model
     assert model.name == "Some.Thing-1"
     assert model.path.name == COMMIT
@@ -53,11 +60,11 @@ def test_a_model_by_its_id(hub: HubServer, tmp_path: Path, capsys):
     assert "weights are" in Path("cluster.yaml").read_text()
     # Another start asks for no file again.
     hub.served.clear()
-    assert init(capsys, REPOSITORY)[0] == 0
+    assert init(REPOSITORY)[0] == 0
     assert not [each for each in hub.served if each.startswith("GET")]
 
 
-def test_weights_in_several_files(hub: HubServer, tmp_path: Path, capsys):
+def test_weights_in_several_files(hub: HubServer, tmp_path: Path, init: Init):
     make_model(tmp_path / "made")
     whole = contents(tmp_path / "made")
     weights = whole.pop("model.safetensors")
@@ -68,32 +75,27 @@ def test_weights_in_several_files(hub: HubServer, tmp_path: Path, capsys):
         "part-2.safetensors": weights,
         "other.safetensors": weights,
     }
-    assert init(capsys, REPOSITORY)[0] == 0
+    assert init(REPOSITORY)[0] == 0
     assert not any("other" in each for each in hub.served)
     del hub.files["part-2.safetensors"]
-    status, _, errors = init(capsys, REPOSITORY)
-    assert (status, "it has no part-2.safetensors, which model.safetensors.index.json names" in errors) == (1, True)
+    init.refuses(REPOSITORY, says="it has no part-2.safetensors, which model.safetensors.index.json names")
     hub.commit = "a" * 40
     index["weight_map"]["b"] = "../../part-1.safetensors"
     hub.files["model.safetensors.index.json"] = json.dumps(index).encode()
     hub.served.clear()
-    assert init(capsys, REPOSITORY)[0] == 0
+    assert init(REPOSITORY)[0] == 0
     assert not any(".." in each for each in hub.served)
 
 
-def test_models_that_are_not_served_cost_no_download_of_weights(hub: HubServer, capsys):
+def test_models_that_are_not_served_cost_no_download_of_weights(hub: HubServer, init: Init):
     hub.files = {"config.json": b'{"architectures": ["Strange"]}', "model.safetensors": b"w", "a.bin": b""}
-    status, _, errors = init(capsys, REPOSITORY)
-    assert status == 2
-    assert "Strange" in errors
+    init.refuses(REPOSITORY, says="Strange", status=2)
     assert "GET model.safetensors" not in hub.served
     hub.commit = "a" * 40
-    hub.files = {"config.json": json.dumps(SMALL_LLAMA).encode(), "pytorch_model.bin": b"\x80"}
-    status, _, errors = init(capsys, REPOSITORY)
-    assert (status, "pickled weights are not read" in errors) == (1, True)
-    status, _, errors = init(capsys, "no-one/nothing")
-    assert status == 1
-    assert "there is no directory no-one/nothing here, and hf://no-one/nothing: the Hub has no such repo" in errors
+    hub.files = {"config.json": json.dumps(TINY).encode(), "pytorch_model.bin": b"\x80"}
+    init.refuses(REPOSITORY, says="pickled weights are not read")
+    said = "there is no directory no-one/nothing here, and hf://no-one/nothing: the Hub has no such repo"
+    init.refuses("no-one/nothing", says=said)
 
 
 def write_gguf(path: Path, architecture: str = "llama") -> None:
@@ -137,16 +139,16 @@ def write_gguf(path: Path, architecture: str = "llama") -> None:
     writer.close()
 
 
-def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, monkeypatch):
+def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, init: Init, monkeypatch):
     write_gguf(tmp_path / "tiny.gguf")
     hub.files = {"tiny.gguf": (tmp_path / "tiny.gguf").read_bytes(), "README.md": b""}
     (tmp_path / "cache" / "prelude" / "models" / "partial-of-a-killed-one").mkdir(parents=True)
-    status, _, errors = init(capsys, REPOSITORY)
+    status, _, errors = init(REPOSITORY)
     assert status == 0, errors
     assert "Converting tiny.gguf to bfloat16, once." in errors
     with monkeypatch.context() as patch:
         patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-        assert init(capsys, REPOSITORY)[0] == 0
+        assert init(REPOSITORY)[0] == 0
     model = load_cluster_config(Path("cluster.yaml")).model
     cache = tmp_path / "cache" / "prelude" / "models"
     assert (model.name, model.path.parent.parent) == ("tiny", cache)
@@ -157,17 +159,14 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, m
     assert np.allclose(embedding.float().numpy(), expected, rtol=0.01, atol=0.001)  # bfloat16 has 8 bits
     shutil.copy("tiny.gguf", "copy.gguf")
     for same in (REPOSITORY, f"{REPOSITORY}/tiny.gguf", "copy.gguf"):  # by its content
-        status, _, errors = init(capsys, same)
+        status, _, errors = init(same)
         assert (status, "Converting" in errors) == (0, False)
         assert load_cluster_config(Path("cluster.yaml")).model.path == model.path
     hub.files["other.gguf"] = b"GGUF"
-    status, _, errors = init(capsys, REPOSITORY)
-    assert (status, "it has other.gguf, tiny.gguf; name one of them" in errors) == (1, True)
-    status, _, errors = init(capsys, f"{REPOSITORY}/other.gguf")
-    assert (status, "other.gguf cannot be converted: " in errors) == (2, True)
+    init.refuses(REPOSITORY, says="it has other.gguf, tiny.gguf; name one of them")
+    init.refuses(f"{REPOSITORY}/other.gguf", says="other.gguf cannot be converted: ", status=2)
     write_gguf(tmp_path / "strange.gguf", "strange")
-    status, _, errors = init(capsys, "strange.gguf")
-    assert (status, "strange.gguf cannot be converted: " in errors) == (2, True)
+    init.refuses("strange.gguf", says="strange.gguf cannot be converted: ", status=2)
     assert list(cache.iterdir()) == [model.path.parent]  # nothing half done stays
 
 
@@ -182,8 +181,7 @@ adapter_limits: {max_rank: 4, max_bytes: 10000000}
 @pytest.fixture
 def lora(hub: HubServer, tmp_path: Path) -> HubServer:
     """A repository with an adapter in a folder, and a cluster for it."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path / "model")
     Path("cluster.yaml").write_text(CLUSTER)
     write_random_lora(tmp_path / "lora", BaseModel.read(tmp_path / "model"), 1, rank=2)
     hub.files = {f"best/{name}": content for name, content in contents(tmp_path / "lora").items()}
@@ -191,48 +189,47 @@ def lora(hub: HubServer, tmp_path: Path) -> HubServer:
     return hub
 
 
-def adapters(capsys, *arguments: object) -> tuple[int, str, str]:
-    return run_command(capsys, "adapters", *arguments)
+@pytest.fixture
+def adapters(capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys, ("adapters",))
 
 
-def test_an_adapter_by_its_place(lora: HubServer, tmp_path: Path, capsys, monkeypatch):
+def test_an_adapter_by_its_place(lora: HubServer, tmp_path: Path, adapters: Prelude, monkeypatch):
     from huggingface_hub import constants
 
-    assert adapters(capsys, "import", "local", "lora")[0] == 0
+    assert adapters("import", "local", "lora")[0] == 0
     shutil.rmtree(tmp_path / "lora")
-    status, out, _ = adapters(capsys, "import", "acme/legal", f"hf://{REPOSITORY}/best")
+    out = adapters.prints("import", "acme/legal", f"hf://{REPOSITORY}/best")
     lineage = f"lineage: downloaded from hf://{REPOSITORY}@{COMMIT}/best"
-    assert (status, lineage in out) == (0, True)
+    assert lineage in out
     assert {each for each in lora.served if each.startswith("GET")} == {
         "GET best/adapter_config.json",
         "GET best/adapter_model.safetensors",
     }
-    assert lineage in adapters(capsys, "show", "acme/legal")[1]
-    assert re.findall("sha256:[0-9a-f]{64}", out)[0] in adapters(capsys, "show", "local")[1]
+    assert lineage in adapters("show", "acme/legal")[1]
+    assert re.findall("sha256:[0-9a-f]{64}", out)[0] in adapters("show", "local")[1]
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    assert adapters(capsys, "import", "again", f"hf://{REPOSITORY}/best")[0] == 0
-    status, _, errors = adapters(capsys, "import", "again", f"hf://{REPOSITORY}")
+    assert adapters("import", "again", f"hf://{REPOSITORY}/best")[0] == 0
+    status, _, errors = adapters("import", "again", f"hf://{REPOSITORY}")
     assert (status, "hub_failed: " in errors, "this is no adapter" in errors) == (1, True, True)
-    assert adapters(capsys, "import", "again", "hf://nothing")[0] == 2
+    assert adapters("import", "again", "hf://nothing")[0] == 2
 
 
-def test_adapters_that_are_not_taken(lora: HubServer, capsys):
+def test_adapters_that_are_not_taken(lora: HubServer, adapters: Prelude):
     lora.sizes["best/adapter_model.safetensors"] = 200_000_000
-    status, _, errors = adapters(capsys, "import", "a", f"hf://{REPOSITORY}/best")
-    assert (status, "adapter_too_large: " in errors) == (1, True)
+    adapters.refuses("import", "a", f"hf://{REPOSITORY}/best", says="adapter_too_large: ")
     assert not [each for each in lora.served if each.startswith("GET")]
     lora.sizes.clear()
     lora.commit = "a" * 40
     config = json.loads(lora.files["best/adapter_config.json"])
     lora.files["best/adapter_config.json"] = json.dumps(config).encode() + b" " * 2**20
-    status, _, errors = adapters(capsys, "import", "a", f"hf://{REPOSITORY}/best")
+    status, _, errors = adapters("import", "a", f"hf://{REPOSITORY}/best")
     assert (status, "prelude-work-" in errors) == (1, False)
     lora.files["best/adapter_model.bin"] = lora.files.pop("best/adapter_model.safetensors")
-    status, _, errors = adapters(capsys, "import", "a", f"hf://{REPOSITORY}/best")
-    assert (status, "pickled weights are not read" in errors) == (1, True)
+    adapters.refuses("import", "a", f"hf://{REPOSITORY}/best", says="pickled weights are not read")
 
 
-def test_other_commands_take_a_model_by_its_id(hub: HubServer, tmp_path: Path, capsys):
+def test_other_commands_take_a_model_by_its_id(hub: HubServer, tmp_path: Path, prelude: Prelude):
     make_model(tmp_path / "made")
     hub.files = contents(tmp_path / "made")
     write_random_lora(tmp_path / "lora", BaseModel.read(tmp_path / "made"), seed=1, rank=2)
@@ -241,10 +238,8 @@ def test_other_commands_take_a_model_by_its_id(hub: HubServer, tmp_path: Path, c
     verify = ("adapters", "verify", "lora", "--no-model")
     train, evaluate = ("train", "sft", *trained, "run", "--max-steps", 1), ("train", "eval", "--data", "rows.jsonl")
     for words in (verify, train, evaluate):
-        assert run_command(capsys, *words, "--model", REPOSITORY)[0] == 0, words
+        prelude.prints(*words, "--model", REPOSITORY)
     for words in (verify, train, evaluate, ("adapters", "convert", "lora", *trained, "converted")):
-        status, _, errors = run_command(capsys, *words, "--model", "some-one/else")
-        assert "there is no directory some-one/else here, and hf://some-one/else: the Hub has no" in errors
-        assert status == 1
-    status, found, _ = run_command(capsys, *verify, "--model", "some-one/else", "--json")
-    assert (status, json.loads(found)["loads"]) == (1, False)
+        said = "there is no directory some-one/else here, and hf://some-one/else: the Hub has no"
+        prelude.refuses(*words, "--model", "some-one/else", says=said)
+    assert prelude.json(*verify, "--model", "some-one/else", status=1)["loads"] is False

@@ -1,7 +1,6 @@
 """Commands print no warnings, notices or progress of libraries and of pip, but their errors."""
 
 import importlib
-import json
 import logging
 import os
 import subprocess
@@ -10,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from support.commands import SMALL_LLAMA
+from support.adapters.tiny_model import write_model_config
 
 from cli.libraries import needing, quiet_libraries
 from cli.main import main
@@ -54,7 +53,7 @@ def test_errors_show(caplog: pytest.LogCaptureFixture):
 
 def test_servers_log_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "cluster.yaml").write_text("model: {path: ., name: demo}\nworkers: {u: {role: unified}}\n")
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(log, "setup", lambda *_: None)
     disabled: dict[str, bool] = {}

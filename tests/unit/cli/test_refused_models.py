@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from support.adapters.tiny_model import TINY
 from support.clusters.paired_agents import decode_agent
-from support.commands import SMALL_LLAMA, run_command
+from support.commands import Prelude
 
 from cluster.errors import ConfigError
 
@@ -32,16 +33,16 @@ COMMANDS = (
         ("GPT2LMHeadModel", "adapters are served for LlamaForCausalLM"),
     ],
 )
-def test_refused_by_name_with_the_reason(capsys, tmp_path: Path, architecture: str, because: str):
+def test_refused_by_name_with_the_reason(prelude: Prelude, tmp_path: Path, architecture: str, because: str):
     model = tmp_path / "model"
     model.mkdir()
-    fields = {**SMALL_LLAMA, "architectures": [architecture]}
+    fields = {**TINY, "architectures": [architecture]}
     (model / "config.json").write_text(json.dumps(fields))
     (tmp_path / "adapter_config.json").write_text("{}")
     workers = "workers: {p: {role: prefill}, d: {role: decode}}"
     (tmp_path / "cluster.yaml").write_text(f"model: {{path: {model}, name: demo}}\n{workers}\n")
     for command in COMMANDS:
-        status, _, said = run_command(capsys, *command.format(folder=tmp_path).split())
+        status, _, said = prelude(*command.format(folder=tmp_path).split())
         assert (status != 0, architecture in said, because in said) == (True, True, True), said
     with pytest.raises(ConfigError, match=rf"model\.path: .*{architecture}.*{because}"):
         decode_agent(model, fields)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.commands import Prelude
 from support.training.small_runs import make_model, preference_rows, sft_rows, write_jsonl
 from support.training.training_models import scramble
 
 from adapters.model.base_model import BaseModel
-from cli.main import _parser, main
+from cli.main import _parser
 from cli.train.options import add_options, run_options
 from training.errors import OptionInvalid, PushFailed
 from training.loop.training import Training
@@ -39,13 +40,9 @@ def rows(tmp_path: Path) -> Path:
     return write_jsonl(tmp_path / "rows.jsonl", sft_rows(8))
 
 
-def train(*arguments: object) -> int:
-    """The exit code."""
-    try:
-        main(["train", *map(str, arguments)])
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+@pytest.fixture
+def train(capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys, ("train",))
 
 
 def chosen(*arguments: str):
@@ -146,50 +143,39 @@ def test_flags_without_effect_or_sense_are_refused(flags: tuple[str, ...], messa
         ("eval --positions all --compare-positions d", "leave --positions out"),
     ],
 )
-def test_what_is_refused_before_a_model_is_read(words: str, message: str, capsys: pytest.CaptureFixture[str]):
-    assert train(*words.split(), "--model", "m", "--data", "d", "--device", "cpu") == 2
-    assert message in capsys.readouterr().err
+def test_what_is_refused_before_a_model_is_read(words: str, message: str, train: Prelude):
+    train.refuses(*words.split(), "--model", "m", "--data", "d", "--device", "cpu", says=message, status=2)
 
 
-def test_train_evaluate_resume(model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_train_evaluate_resume(model: Path, rows: Path, tmp_path: Path, train: Prelude, prelude: Prelude):
     output = tmp_path / "run"
     sft = ("sft", "--model", model, "--data", rows, "--eval-data", rows, "--output", output, *FEW)
-    assert train(*sft) == 0
-    told = capsys.readouterr()
-    assert f"Next: prelude adapters import NAME {output / 'best'}" in told.out
-    assert "8 examples" in told.err
-    assert "step 2/2  loss" in told.err
-    assert train(*sft) == 2
-    assert "has a run; --resume continues it" in capsys.readouterr().err
-    assert train(*sft, "--resume") == 0
-    capsys.readouterr()
-
-    with pytest.raises(SystemExit) as verified:  # peft itself computes what we read
-        main(["adapters", "verify", str(output / "best"), "--model", str(model)])
-    assert verified.value.code == 0
-    assert "of peft" in capsys.readouterr().out
+    status, told, progress = train(*sft)
+    assert (status, f"Next: prelude adapters import NAME {output / 'best'}" in told) == (0, True)
+    assert "8 examples" in progress
+    assert "step 2/2  loss" in progress
+    train.refuses(*sft, says="has a run; --resume continues it", status=2)
+    train.prints(*sft, "--resume")
+    assert "of peft" in prelude.prints("adapters", "verify", output / "best", "--model", model)
 
     evaluate = ("eval", "--model", model, "--data", rows, "--rows", "2", "--adapter", output / "best")
-    assert train(*evaluate, "--json") == 0
-    base, adapter = json.loads(capsys.readouterr().out)
+    base, adapter = train.json(*evaluate)
     assert (base["positions"], adapter["positions"], adapter["max_rank"]) == (None, "prefill", 4)
     assert base["eval_loss"] != adapter["eval_loss"]
     assert {answer["where"] for answer in adapter["answers"]} == {f"{rows}, row 1", f"{rows}, row 2"}
-    assert train(*evaluate) == 0
-    assert "exact match" in capsys.readouterr().out
-    assert train("eval", "--model", model, "--data", rows, "--adapter", tmp_path) == 2
-    assert "is no adapter" in capsys.readouterr().err
+    assert "exact match" in train.prints(*evaluate)
+    train.refuses("eval", "--model", model, "--data", rows, "--adapter", tmp_path, says="is no adapter", status=2)
 
 
-def test_faults_of_the_data_end_it(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_faults_of_the_data_end_it(model: Path, tmp_path: Path, train: Prelude):
     path = write_jsonl(tmp_path / "rows.jsonl", [*preference_rows(2), {"prompt": "a", "chosen": "b", "rejected": ""}])
-    assert train("dpo", "--model", model, "--data", path, "--output", tmp_path / "run", *FEW) == 1
-    assert f"{path}, row 3: `rejected` is an empty answer" in capsys.readouterr().err
+    run = ("dpo", "--model", model, "--data", path, "--output", tmp_path / "run", *FEW)
+    train.refuses(*run, says=f"{path}, row 3: `rejected` is an empty answer")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_signal_stops_it_after_its_step(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, rows: Path, tmp_path: Path, train: Prelude, monkeypatch: pytest.MonkeyPatch
 ):
     step = Training._train_step
 
@@ -200,15 +186,13 @@ def test_a_signal_stops_it_after_its_step(
     monkeypatch.setattr(Training, "_train_step", step_and_signal)
     output = tmp_path / "run"
     before = signal.getsignal(signal.SIGTERM)
-    assert train("sft", "--model", model, "--data", rows, "--output", output, *FEW) == 128 + signal.SIGTERM
-    assert "stopped after step 1 of 2; --resume continues" in capsys.readouterr().err
+    run = ("sft", "--model", model, "--data", rows, "--output", output, *FEW)
+    train.refuses(*run, says="stopped after step 1 of 2; --resume continues", status=128 + signal.SIGTERM)
     assert json.loads((output / "last" / "training" / "state.json").read_text())["step"] == 1
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_pushes(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_pushes(model: Path, rows: Path, tmp_path: Path, train: Prelude, monkeypatch: pytest.MonkeyPatch):
     """After each evaluation; one that fails does not end training."""
     pushed: list[tuple[PushTarget, int]] = []
 
@@ -223,28 +207,25 @@ def test_pushes(
     monkeypatch.setattr(PushTarget, "check", lambda target: None)
     monkeypatch.setenv("PRELUDE_API_KEY", "secret")
     flags = ("--max-steps", "3", "--eval-every", "1", "--push", "acme/legal", "--router", "http://r:1")
-    assert train(
-        "sft", "--model", model, "--data", rows, "--eval-data", rows, "--output", tmp_path / "run", *FEW, *flags
-    ) == 0  # fmt: skip
+    run = ("sft", "--model", model, "--data", rows, "--eval-data", rows, "--output", tmp_path / "run", *FEW)
+    status, _, told = train(*run, *flags)
+    assert status == 0
     assert [step for _, step in pushed] == [1, 2, 3]
     target = pushed[0][0]
     assert (target.url, target.name, target.key, target.alias) == ("http://r:1", "acme/legal", "secret", "latest")
-    told = capsys.readouterr().err
     assert "step 1 is acme/legal@latest r1" in told
     assert "step 2 was not pushed: no room" in told
 
 
-def test_a_router_that_takes_no_push_is_found_before_training(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_router_that_takes_no_push_is_found_before_training(model: Path, rows: Path, tmp_path: Path, train: Prelude):
     run = ("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *FEW)
-    assert train(*run, "--push", "legal", "--router", "http://127.0.0.1:1") == 1
-    assert "http://127.0.0.1:1 cannot be pushed to" in capsys.readouterr().err
+    push = ("--push", "legal", "--router", "http://127.0.0.1:1")
+    train.refuses(*run, *push, says="http://127.0.0.1:1 cannot be pushed to")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_last_push_that_fails_is_a_failure(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, rows: Path, tmp_path: Path, train: Prelude, monkeypatch: pytest.MonkeyPatch
 ):
     def push(target: PushTarget, folder: Path) -> dict:
         raise PushFailed("no room")
@@ -252,41 +233,34 @@ def test_a_last_push_that_fails_is_a_failure(
     monkeypatch.setattr(PushTarget, "push", push)
     monkeypatch.setattr(PushTarget, "check", lambda target: None)
     run = ("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *FEW, "--push", "legal")
-    assert train(*run) == 1
-    assert "step 2 was not pushed: no room" in capsys.readouterr().err
+    train.refuses(*run, says="step 2 was not pushed: no room")
 
 
-def test_it_says_what_it_will_do(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_it_says_what_it_will_do(model: Path, tmp_path: Path, train: Prelude, monkeypatch: pytest.MonkeyPatch):
     """With few rows, several epochs; small models get one thread."""
     rows = write_jsonl(tmp_path / "rows.jsonl", sft_rows(8))
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     flags = ("--batch-size", "4", "--row-tokens", "256", "--rank", "4", "--device", "cpu", "--log-every", "2")
-    assert train("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *flags) == 0
-    told = capsys.readouterr().err
+    status, _, told = train("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *flags)
+    assert status == 0
     assert "40 steps in 20 epochs" in told
     assert "the first step took" in told
     assert threads == [1]
 
 
-def test_positions_are_compared_beside_the_base(
-    model: Path, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_positions_are_compared_beside_the_base(model: Path, rows: Path, tmp_path: Path, train: Prelude):
     """One command: the base model, and the adapter at all positions and at the prompt only, each answer as it comes."""
     adapter, answers = tmp_path / "adapter", tmp_path / "answers.jsonl"
     adapter.mkdir()
     trained = scramble(TrainableAdapter.create(AdapterSpec("lora", rank=2, positions="all"), BaseModel.read(model)))
     write_adapter(trained, adapter, "base")
     compare = ("eval", "--model", model, "--data", rows, "--compare-positions", adapter, "--device", "cpu")
-    assert train(*compare, "--answers", answers) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = train.prints(*compare, "--answers", answers).splitlines()
     assert lines[0] == "11 prompts"
     assert [line.split()[-5] for line in lines[2:]] == ["-", "all", "prefill"]
-    assert train(*compare, "--json") == 0
-    documents = json.loads(capsys.readouterr().out)
+    documents = train.json(*compare)
     assert [each["positions"] for each in documents] == [None, "all", "prefill"]
     assert len({each["eval_loss"] for each in documents}) == 3
     written = [json.loads(line) for line in answers.read_text().splitlines()]

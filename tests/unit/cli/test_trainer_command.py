@@ -3,11 +3,13 @@
 import fcntl
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.commands import Prelude
 
 from adapters.model.base_weights import weights_digest
 from cli.main import main
@@ -34,11 +36,9 @@ def changed(config: Path, name: str, **sections: Any) -> Path:
     return copy
 
 
-def refused(capfd: pytest.CaptureFixture[str], config: Path, *options: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        main(["trainer", "--config", str(config), "--device", "cpu", *options])
-    assert ended.value.code == 2
-    return capfd.readouterr().err
+@pytest.fixture
+def trainer(capfd: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capfd, ("trainer", "--device", "cpu"))
 
 
 def in_folder(config: Path, folder: Path) -> Path:
@@ -52,16 +52,15 @@ def in_folder(config: Path, folder: Path) -> Path:
         (("--device", "tpu"), "the device is 'tpu'"),
     ],
 )
-def test_wrong_options(capfd: pytest.CaptureFixture[str], config: Path, options: tuple[str, ...], why: str):
-    assert why in refused(capfd, config, *options)
+def test_wrong_options(trainer: Prelude, config: Path, options: tuple[str, ...], why: str):
+    trainer.refuses("--config", config, *options, says=why, status=2)
 
 
-def test_clients_come_through_the_router(capfd: pytest.CaptureFixture[str], config: Path):
+def test_clients_come_through_the_router(trainer: Prelude, config: Path):
     why = "has no section `trainer`; add `trainer: {url: http://127.0.0.1:8100}`, and give clients the router's URL"
-    assert why in refused(capfd, changed(config, "none.yaml", trainer=None))
-    with pytest.raises(SystemExit):
-        main(["trainer", "list", "--config", str(config.with_name("none.yaml"))])
-    assert why in capfd.readouterr().err
+    trainer.refuses("--config", changed(config, "none.yaml", trainer=None), says=why, status=2)
+    command = replace(trainer, begin=("trainer", "list"))
+    command.refuses("--config", config.with_name("none.yaml"), says=why, status=2)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +73,8 @@ def test_clients_come_through_the_router(capfd: pytest.CaptureFixture[str], conf
         ("https://127.0.0.1:8100", "https://127.0.0.1:8100 has the wrong scheme: without `tls` it is http"),
     ],
 )
-def test_wrong_urls(capfd: pytest.CaptureFixture[str], config: Path, url: str, why: str):
-    assert why in refused(capfd, changed(config, "url.yaml", trainer={"url": url}))
+def test_wrong_urls(trainer: Prelude, config: Path, url: str, why: str):
+    trainer.refuses("--config", changed(config, "url.yaml", trainer={"url": url}), says=why, status=2)
 
 
 def test_quotas_are_those_of_the_router(config: Path, monkeypatch: pytest.MonkeyPatch):
@@ -103,29 +102,28 @@ def test_router_and_trainer_find_the_same_secret(config: Path, tmp_path: Path):
             trainer_key(path)
 
 
-def test_a_folder_is_one_trainers(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
+def test_a_folder_is_one_trainers(trainer: Prelude, config: Path, tmp_path: Path):
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert f"another trainer uses {tmp_path}" in refused(capfd, in_folder(config, tmp_path))
+        said = f"another trainer uses {tmp_path}"
+        trainer.refuses("--config", in_folder(config, tmp_path), says=said, status=2)
 
 
-def test_a_folder_is_of_one_base_model(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
+def test_a_folder_is_of_one_base_model(trainer: Prelude, config: Path, tmp_path: Path):
     (tmp_path / "base").write_text(weights_digest(config.parent / "model")[:-1] + "-")
-    assert f"{tmp_path} has adapters of another base model" in refused(capfd, in_folder(config, tmp_path))
+    said = f"{tmp_path} has adapters of another base model"
+    trainer.refuses("--config", in_folder(config, tmp_path), says=said, status=2)
 
 
-def test_a_damaged_log_is_named(capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path):
+def test_a_damaged_log_is_named(trainer: Prelude, config: Path, tmp_path: Path):
     (tmp_path / "commands.db").write_bytes(b"no database" * 1000)
-    assert f"the log in {tmp_path} cannot be read or written" in refused(capfd, in_folder(config, tmp_path))
+    said = f"the log in {tmp_path} cannot be read or written"
+    trainer.refuses("--config", in_folder(config, tmp_path), says=said, status=2)
     assert (tmp_path / "base").read_text() == weights_digest(config.parent / "model")
 
 
-def test_missing_libraries_are_named(capfd: pytest.CaptureFixture[str], config: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_libraries_are_named(trainer: Prelude, config: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
     for name in [name for name in sys.modules if name.startswith("training.service")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(SystemExit) as ended:
-        main(["trainer", "--config", str(config)])
-    assert ended.value.code == 1
-    assert "zstandard" in (said := capfd.readouterr().err)
-    assert "pip install -e '.[train,trainer]'" in said
+    trainer.refuses("--config", config, says=("zstandard", "pip install -e '.[train,trainer]'"))

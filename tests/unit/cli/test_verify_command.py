@@ -5,13 +5,14 @@ import json
 import pytest
 import yaml
 from support.adapters.random_adapters import write_random_expert_lora, write_random_lora
-from support.commands import run_command
+from support.commands import Prelude
 
 from adapters.verification import self_check
 
 
-def verify(capsys, *arguments: object) -> tuple[int, str, str]:
-    return run_command(capsys, "adapters", "verify", *arguments)
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys, ("adapters", "verify"))
 
 
 @pytest.fixture
@@ -19,25 +20,22 @@ def lora(base, tmp_path):
     return write_random_lora(tmp_path / "lora", base, seed=1, modules=["q_proj", "up_proj"], layers=[0, 2], rank=4)
 
 
-def test_a_sound_adapter(capsys, lora, model_dir):
-    code, text, _ = verify(capsys, lora, "--model", model_dir)
-    assert code == 0
+def test_a_sound_adapter(verify, lora, model_dir):
+    text = verify.prints(lora, "--model", model_dir)
     sizes = "rank 4 (at most 64), float32, layers 0, 2"
     for expected in ("loads here", "sha256:", sizes, "q_proj, up_proj", "of peft"):
         assert expected in text
 
 
-def test_json(capsys, lora, model_dir):
-    code, text, _ = verify(capsys, lora, "--model", model_dir, "--json", "--no-model")
-    found = json.loads(text)
-    assert code == 0
+def test_json(verify, lora, model_dir):
+    found = verify.json(lora, "--model", model_dir, "--no-model")
     assert found["loads"] is True
     assert (found["kinds"], found["layers"], found["max_rank"]) == (["lora"], [0, 2], 4)
     assert set(found["bytes"]) == {"files", "disk", "host"}
     assert found["model"] is None
 
 
-def test_the_limits_of_cluster_yaml_count(capsys, lora, model_dir, tmp_path):
+def test_the_limits_of_cluster_yaml_count(verify, lora, model_dir, tmp_path):
     config = tmp_path / "cluster.yaml"
     data = {
         "model": {"path": str(model_dir), "name": "demo", "dtype": "float32"},
@@ -45,43 +43,35 @@ def test_the_limits_of_cluster_yaml_count(capsys, lora, model_dir, tmp_path):
         "adapter_limits": {"max_rank": 4},
     }
     config.write_text(yaml.safe_dump(data))
-    code, text, _ = verify(capsys, lora, "--config", config, "--no-model")
-    assert code == 0
-    assert "float32, scales folded in" in text
+    assert "float32, scales folded in" in verify.prints(lora, "--config", config, "--no-model")
     config.write_text(yaml.safe_dump(data | {"adapter_limits": {"max_rank": 3}}))
-    code, text, errors = verify(capsys, lora, "--config", config, "--json")
-    assert code == 1
+    text = verify.refuses(lora, "--config", config, "--json", says="has rank 4")
     assert json.loads(text)["error"]["code"] == "adapter_incompatible"
-    assert "has rank 4" in errors
 
 
-def test_a_failed_check_is_a_refusal(capsys, lora, model_dir, monkeypatch):
+def test_a_failed_check_is_a_refusal(verify, lora, model_dir, monkeypatch):
     monkeypatch.setitem(self_check.MODEL_TOLERANCE, "bfloat16", 0.0)
     monkeypatch.setattr(self_check, "_MODEL_TOLERANCE_ABSOLUTE", 0.0)
-    code, text, _ = verify(capsys, lora, "--model", model_dir)
-    assert code == 1
+    text = verify.prints(lora, "--model", model_dir, status=1)
     assert "FAILS the self-check" in text
     assert "differ from the reference" in text
 
 
-def test_a_zero_adapter_is_flagged(capsys, base, model_dir, tmp_path):
+def test_a_zero_adapter_is_flagged(verify, base, model_dir, tmp_path):
     zero = write_random_lora(tmp_path / "zero", base, seed=1, zero=True)
-    code, text, _ = verify(capsys, zero, "--model", model_dir, "--no-model")
-    assert code == 0
-    assert "changes nothing" in text
+    assert "changes nothing" in verify.prints(zero, "--model", model_dir, "--no-model")
 
 
-def test_wrong_usage(capsys, lora, tmp_path):
-    assert verify(capsys, lora)[0] == 2
-    assert verify(capsys, lora, "--model", tmp_path / "nowhere")[0] == 2
-    assert verify(capsys, lora, "--config", tmp_path / "nowhere.yaml")[0] == 2
-    assert verify(capsys)[0] == 2
+def test_wrong_usage(verify, lora, tmp_path):
+    assert verify(lora)[0] == 2
+    assert verify(lora, "--model", tmp_path / "nowhere")[0] == 2
+    assert verify(lora, "--config", tmp_path / "nowhere.yaml")[0] == 2
+    assert verify()[0] == 2
 
 
-def test_experts_are_checked_but_not_served(capsys, moe_base, moe_dir, tmp_path):
+def test_experts_are_checked_but_not_served(verify, moe_base, moe_dir, tmp_path):
     source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, attention=["q_proj"], rank=4)
-    code, text, _ = verify(capsys, source, "--model", moe_dir)
-    assert code == 1
+    text = verify.prints(source, "--model", moe_dir, status=1)
     for expected in (
         "is NOT SERVED",
         "not applied by engines without adapter_limits.max_expert_rank",
@@ -90,13 +80,12 @@ def test_experts_are_checked_but_not_served(capsys, moe_base, moe_dir, tmp_path)
         "against the base model",
     ):
         assert expected in text
-    code, text, _ = verify(capsys, source, "--model", moe_dir, "--json", "--no-model")
-    found = json.loads(text)
-    assert (code, found["loads"], found["problems"]) == (1, False, [])
+    found = verify.json(source, "--model", moe_dir, "--no-model", status=1)
+    assert (found["loads"], found["problems"]) == (False, [])
     assert "not applied by engines" in found["not_served"]
 
 
-def test_experts_are_served_up_to_their_limit(capsys, moe_base, moe_dir, tmp_path):
+def test_experts_are_served_up_to_their_limit(verify, moe_base, moe_dir, tmp_path):
     source = write_random_expert_lora(tmp_path / "lora", moe_base, 1, attention=["q_proj"], rank=4)
     config = tmp_path / "cluster.yaml"
     data = {
@@ -107,18 +96,14 @@ def test_experts_are_served_up_to_their_limit(capsys, moe_base, moe_dir, tmp_pat
     found = {}
     for rank in (4, 3):
         config.write_text(yaml.safe_dump(data | {"adapter_limits": {"max_expert_rank": rank}}))
-        code, text, _ = verify(capsys, source, "--config", config, "--json", "--no-model")
-        found[rank] = json.loads(text)
-        assert code == (rank == 3)
+        found[rank] = verify.json(source, "--config", config, "--no-model", status=int(rank == 3))
     assert (found[4]["loads"], found[4]["not_served"]) == (True, "")
     assert "rank 4 on experts, and workers take at most 3" in found[3]["not_served"]
     config.write_text(yaml.safe_dump(data | {"adapter_limits": {"max_expert_rank": 4}}))
-    _, text, _ = verify(capsys, source, "--config", config, "--no-model")
-    assert "experts      rank 4 (at most 4)" in text
+    assert "experts      rank 4 (at most 4)" in verify.prints(source, "--config", config, "--no-model")
 
 
-def test_attention_of_a_mixture_of_experts_loads(capsys, moe_base, moe_dir, tmp_path):
+def test_attention_of_a_mixture_of_experts_loads(verify, moe_base, moe_dir, tmp_path):
     source = write_random_lora(tmp_path / "lora", moe_base, 1, modules=["q_proj", "o_proj"])
-    code, text, _ = verify(capsys, source, "--model", moe_dir, "--json")
-    found = json.loads(text)
-    assert (code, found["loads"], found["not_served"]) == (0, True, "")
+    found = verify.json(source, "--model", moe_dir)
+    assert (found["loads"], found["not_served"]) == (True, "")

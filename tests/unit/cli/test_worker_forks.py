@@ -1,12 +1,11 @@
 """A worker's process starts engines beside its gRPC threads."""
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.commands import SMALL_LLAMA
+from support.adapters.tiny_model import write_model_config
 
 CLUSTER = "model: {path: ., name: demo}\nworkers: {u: {role: unified}}\n"
 # The worker's command as it is; instead of its agent, one that starts processes while it answers calls.
@@ -51,7 +50,7 @@ main.main(sys.argv[1:])
 @pytest.mark.slow
 def test_a_process_that_a_worker_starts_does_not_crash_in_grpcs_fork_handlers(tmp_path: Path):
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     found = subprocess.run(
         [sys.executable, "-c", SCENE, "unified-worker", "--name", "u"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120,

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.clusters.configs import config_of
 
 from adapters.store import AdapterNotTrusted, Envelope
 from adapters.store.signing import Signer
@@ -26,9 +27,8 @@ def _no_key_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config_in(folder: Path, host: str = "127.0.0.1", **sections) -> ClusterConfig:
     (folder / "config.json").write_text(json.dumps({}))
-    workers = {"u": {"role": "unified", "host": host}}
-    data = {"model": {"path": folder, "name": "m"}, "workers": workers, **sections}
-    return ClusterConfig.model_validate(data).with_default_places(folder / ".prelude")
+    config = config_of({"u": {"role": "unified", "host": host}}, folder, **sections)
+    return config.with_default_places(folder / ".prelude")
 
 
 def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):

@@ -10,9 +10,9 @@ import boto3
 import pytest
 from support.adapters.s3_server import BUCKET, s3_double
 from support.adapters.stored_objects import revision, source
+from support.clusters.configs import config_of
 
 from adapters.store import S3Access, StoreUnavailable
-from cluster.config.schema import ClusterConfig
 from cluster.open_library import open_configured_store, open_store_of_workers
 
 ACTIONS = {"router": ["s3:*"], "worker": ["s3:GetObject", "s3:ListBucket"]}  # as docs/security.md has them
@@ -58,9 +58,7 @@ def test_workers_read_and_do_not_write(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(profiles))
         store = {"url": f"s3://{BUCKET}/{tmp_path.name}", "s3_endpoint_url": access.endpoint_url}
         store |= {"s3_region": access.region, "s3_profile": "router", "s3_worker_profile": "worker"}
-        config = ClusterConfig.model_validate(
-            {"model": {"path": tmp_path, "name": "m"}, "workers": {"u": {"role": "unified"}}, "store": store}
-        )
+        config = config_of({"u": "unified"}, store=store)
         of_router, of_worker = open_configured_store(config), open_store_of_workers(config)
         of_router.publish(revision(1), source(tmp_path, b"weights"))
         of_worker.fetch(revision(1), tmp_path / "copy")
@@ -74,8 +72,7 @@ def test_workers_read_and_do_not_write(tmp_path: Path, monkeypatch: pytest.Monke
         assert [*of_router.list()] == []
 
 
-def test_without_their_own_profile_workers_have_that_of_routers(tmp_path: Path):
-    fields = {"model": {"path": tmp_path, "name": "m"}, "workers": {"u": {"role": "unified"}}}
-    config = ClusterConfig.model_validate({**fields, "store": {"url": "s3://bucket", "s3_profile": "both"}})
+def test_without_their_own_profile_workers_have_that_of_routers():
+    config = config_of({"u": "unified"}, store={"url": "s3://bucket", "s3_profile": "both"})
     for store in (open_configured_store(config), open_store_of_workers(config)):
         assert store._objects._filesystem.kwargs == {"profile": "both"}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.clusters.configs import config_of
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
@@ -51,10 +52,7 @@ def test_kv_has_the_pages_of_the_configuration():
     ],
 )
 def test_kv_that_moves_between_gpus_has_pages_of_64_tokens_by_default(engine: dict[str, object], pages: dict[str, int]):
-    workers = {role: {"role": role} for role in pages}
-    config = ClusterConfig.model_validate(
-        {"model": {"path": "/m", "name": "demo"}, "engine": engine, "workers": workers}
-    )
+    config = config_of({role: role for role in pages}, engine=engine)
     assert {role: engine_spec(config, role, Path("/scratch")).kv_page_tokens for role in pages} == pages
 
 

@@ -4,7 +4,6 @@ Where peers are found, who joins is warmed, and who leaves is no longer waited f
 """
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 from support.adapters.held_adapters import until
+from support.adapters.tiny_model import write_model_config
+from support.clusters.configs import config_of
 from support.clusters.dns_server import DnsServer, dns_server
 from support.clusters.paired_agents import Peer, running, state_where
-from support.commands import SMALL_LLAMA
 from support.engines.engine_stand_in import Engine
 
 from cluster.agent import worker_agent
@@ -41,10 +41,8 @@ IMPOSSIBLE = "KV transfer to this decode worker is impossible"
 
 @pytest.fixture
 def config(tmp_path: Path) -> ClusterConfig:
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    roles = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
-    data = {"model": {"path": tmp_path, "name": "demo"}, "workers": {name: {"role": roles[name]} for name in roles}}
-    return with_ports(ClusterConfig.model_validate(data))
+    workers = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
+    return with_ports(config_of(workers, write_model_config(tmp_path)))
 
 
 async def ready_page(agent: WorkerAgent) -> tuple[int, dict]:
@@ -197,22 +195,18 @@ def test_an_engine_does_not_start_with_other_weights_than_its_worker_is_known_fo
         agent._check_weights()
 
 
-def config_of(
+def found_config(
     server: DnsServer | None, folder: Path, name: str, role: str, role_changes: Any = False, **worker: Any
 ) -> ClusterConfig:
     """Of a worker that `workers` does not list, in a cluster that lists nobody."""
-    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    data = {
-        "model": {"path": folder, "name": "demo"},
-        "role_changes": role_changes,
-        "discovery": {
-            "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
-            "decode": {"dns": DECODE, "control_port": PORT},
-            "interval_s": 0.05,
-            "nameservers": [f"127.0.0.1:{server.port}"] if server else (),
-        },
+    discovery = {
+        "prefill": {"dns": PREFILL, "control_port": PORT, "worker": worker},
+        "decode": {"dns": DECODE, "control_port": PORT},
+        "interval_s": 0.05,
+        "nameservers": [f"127.0.0.1:{server.port}"] if server else (),
     }
-    return with_found_worker(ClusterConfig.model_validate(data), name, role, "127.0.0.1")
+    config = config_of({}, write_model_config(folder), role_changes=role_changes, discovery=discovery)
+    return with_found_worker(config, name, role, "127.0.0.1")
 
 
 def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Peer:
@@ -226,7 +220,7 @@ def peer(name: str, role: int, url: str = "http://127.0.0.1:9", **fields) -> Pee
 
 async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_path: Path):
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
-        agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+        agent = PrefillAgent(found_config(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
         dns.set_addresses(DECODE, [])
         first, second = (peer(name, pb.ROLE_DECODE, theirs.url) for name in ("d0", "d1"))
         async with running(agent, own, first, second):
@@ -242,7 +236,7 @@ async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_pa
 
 async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warmed_it(tmp_path: Path):
     async with dns_server() as dns, Engine().served() as own:
-        agent = DecodeAgent(config_of(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
+        agent = DecodeAgent(found_config(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
         prefill = peer("p0", pb.ROLE_PREFILL)
         async with running(agent, own, prefill):
             dns.set_addresses(PREFILL, [prefill.host])
@@ -255,7 +249,7 @@ async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warm
 async def test_peers_are_found_in_both_pools_where_roles_change(tmp_path: Path, pool: str):
     """And KV ports are open to them, whichever role they have: the next one may be another."""
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
-        config = config_of(dns, tmp_path, "p7", "prefill", role_changes="manual")
+        config = found_config(dns, tmp_path, "p7", "prefill", role_changes="manual")
         agent = PrefillAgent(config, "p7", tmp_path / "scratch")
         for each in (PREFILL, DECODE):
             dns.set_addresses(each, [])
@@ -272,7 +266,7 @@ async def test_peers_are_found_in_both_pools_where_roles_change(tmp_path: Path, 
 
 
 async def test_peers_of_an_earlier_process_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    agent = DecodeAgent(config_of(None, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
+    agent = DecodeAgent(found_config(None, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
     assert agent.spec.kv_found_peers is not None
     write_found_peers(agent.spec.kv_found_peers, ["10.0.0.7"])
 
@@ -296,7 +290,7 @@ async def test_peers_of_an_earlier_process_are_forgotten(tmp_path: Path, monkeyp
 
 async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: Path):
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
-        config = config_of(dns, tmp_path, "p7", "prefill")
+        config = found_config(dns, tmp_path, "p7", "prefill")
         agent = PrefillAgent(config, "p7", tmp_path / "scratch")
         assert agent.spec.kv_peers == ("127.0.0.1",)  # its own host; not everybody
         assert environment(agent.spec, {})[FOUND_PEERS_VARIABLE] == str(agent.spec.kv_found_peers)
@@ -325,14 +319,14 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
     [({}, (("127.0.0.1",), True)), ({"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False))],
 )
 def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
-    spec = engine_spec(config_of(None, tmp_path, "p7", "prefill", **worker), "p7", tmp_path / "engine")
+    spec = engine_spec(found_config(None, tmp_path, "p7", "prefill", **worker), "p7", tmp_path / "engine")
     assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
 
 
 @pytest.mark.parametrize(("role_changes", "is_found"), [(False, False), ("manual", True)])
 def test_who_may_become_a_peer_has_to_be_found(tmp_path: Path, role_changes: Any, is_found: bool):
     """Here prefill workers, which a prefill worker exchanges KV with when it or they have another role."""
-    config = config_of(None, tmp_path, "p7", "prefill", role_changes)
+    config = found_config(None, tmp_path, "p7", "prefill", role_changes)
     half = config.model_copy(update={"discovery": config.discovery.model_copy(update={"decode": None})})
     assert (engine_spec(half, "p7", tmp_path / "engine").kv_found_peers is not None) is is_found
 
@@ -352,7 +346,7 @@ async def test_no_pair_is_warmed_that_could_not_exchange_kv(tmp_path: Path, capl
     caplog.set_level(logging.ERROR)
 
     async with dns_server() as dns, Engine().served() as own, Engine().served() as theirs:
-        agent = PrefillAgent(config_of(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
+        agent = PrefillAgent(found_config(dns, tmp_path, "p7", "prefill"), "p7", tmp_path / "scratch")
         fit = peer("d0", pb.ROLE_DECODE, theirs.url, tensor_parallel=2)
         unfit = peer("d1", pb.ROLE_DECODE, theirs.url, **fields)
         async with running(agent, own, fit, unfit):

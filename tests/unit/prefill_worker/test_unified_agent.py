@@ -1,15 +1,14 @@
 """The agent of a unified worker, before a stand-in of its engine's HTTP server: ready when a warm-up has succeeded."""
 
-import json
 from pathlib import Path
 
 import pytest
 from support.adapters.held_adapters import until
+from support.adapters.tiny_model import write_model_config
+from support.clusters.configs import config_of
 from support.clusters.paired_agents import running
-from support.commands import SMALL_LLAMA
 from support.engines.engine_stand_in import Engine
 
-from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.local.ports import with_ports
 from engine.supervisor import EngineSnapshot, EngineStatus
@@ -20,9 +19,7 @@ from prefill_worker.warm_up import CACHE_NAMESPACE, WARM_UP_REQUESTS
 
 @pytest.fixture
 def agent(tmp_path: Path) -> UnifiedAgent:
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    workers = {"u": {"role": "unified", "domain": "rack-1"}}
-    config = ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers})
+    config = config_of({"u": {"role": "unified", "domain": "rack-1"}}, write_model_config(tmp_path))
     return UnifiedAgent(with_ports(config), "u", tmp_path / "scratch")
 
 

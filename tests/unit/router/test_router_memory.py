@@ -1,7 +1,6 @@
 """A router's memory levels off: prompts that are all different, streams, and clients that leave in their middle."""
 
 import asyncio
-import json
 import random
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import aiohttp
 import psutil
 import pytest
 import yaml
-from support.commands import SMALL_LLAMA
+from support.adapters.tiny_model import write_model_config
 from support.logged_process import logged_process
 from support.router_stand_ins import WorkerStandIn, eventually, repository_root
 
@@ -65,7 +64,7 @@ def num_left(metrics: str) -> float:
 async def test_it_levels_off(tmp_path: Path) -> None:
     worker, port, admin_port, control_port = WorkerStandIn("u0", "unified"), free_port(), free_port(), free_port()
     worker.engine.words, worker.engine.event_gap_s = (" hello",) * 4, EVENT_GAP_S
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     cluster = {
         "model": {"path": str(tmp_path), "name": "base"},
         "router": {"port": port, "admin": {"port": admin_port}},

@@ -17,11 +17,11 @@ import psutil
 import pytest
 import yaml
 from support.adapters.damaged_adapters import write_large_header
+from support.clusters.configs import config_of
 from support.router_stand_ins import repository_root
 
 from adapters.formats.safetensors_file import MAX_HEADER_BYTES
 from adapters.model.base_model import BaseModel
-from cluster.config.schema import ClusterConfig
 from process.free_ports import free_port
 from router.server import _context_length
 
@@ -183,6 +183,6 @@ def test_an_admin_port_that_is_taken_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("given", "expected"), [(None, 8192), (2048, 2048)])
 def test_discovered_engines_have_the_clusters_context_length(given: int | None, expected: int, tmp_path: Path):
     discovery = {"unified": {"dns": "unified.example.org", "control_port": 9000}}
-    data = {"model": {"path": tmp_path, "name": "m"}, "engine": {"context_length": given}, "discovery": discovery}
+    config = config_of({}, tmp_path, engine={"context_length": given}, discovery=discovery)
     (tmp_path / "config.json").write_text(json.dumps({**MODEL, "max_position_embeddings": 8192}))
-    assert _context_length(ClusterConfig.model_validate(data), BaseModel.read(tmp_path)) == expected
+    assert _context_length(config, BaseModel.read(tmp_path)) == expected

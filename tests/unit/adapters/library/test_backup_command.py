@@ -1,24 +1,24 @@
 """`prelude catalog backup` and `restore`: what they print, note and refuse."""
 
-import json
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.adapters.random_adapters import write_random_lora
-from support.commands import SMALL_LLAMA, run_command
+from support.adapters.tiny_model import write_model_config
+from support.commands import Prelude
 
 from adapters.catalog.sql import SqlCatalog
 from adapters.model.base_model import BaseModel
 
 
 @pytest.fixture
-def config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def config(tmp_path: Path, prelude: Prelude) -> Path:
     """Of a cluster with an adapter."""
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     write_random_lora(tmp_path / "lora", BaseModel.read(tmp_path), 1, modules=["q_proj"], rank=2)
     config = config_with(tmp_path, "cluster")
-    assert run_command(capsys, "adapters", "import", "bot", tmp_path / "lora", "--config", config)[0] == 0
+    prelude.prints("adapters", "import", "bot", tmp_path / "lora", "--config", config)
     return config
 
 
@@ -39,34 +39,26 @@ def newest_event(folder: Path, name: str) -> tuple[str, str | None, str | None]:
         return event.action, event.object, event.new
 
 
-def test_there_and_back(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_and_back(config: Path, tmp_path: Path, prelude: Prelude) -> None:
     backup = tmp_path / "backup"
-    status, output, _ = run_command(capsys, "catalog", "backup", backup, "--config", config, "--json")
-    name = json.loads(output)["catalog"]
-    assert (status, json.loads(output)) == (
-        0, {"catalog": name, "num_revisions": 1, "num_copied": 1, "num_unsigned": 0, "lacking": []}
-    )  # fmt: skip
-    status, output, _ = run_command(
-        capsys, "catalog", "backup", tmp_path / "rows", "--catalog-only", "--config", config
-    )
-    assert (status, output.split(": ")[1]) == (0, "1 revisions, 0 copied\n")
+    found = prelude.json("catalog", "backup", backup, "--config", config)
+    name = found.pop("catalog")
+    assert found == {"num_revisions": 1, "num_copied": 1, "num_unsigned": 0, "lacking": []}
+    output = prelude.prints("catalog", "backup", tmp_path / "rows", "--catalog-only", "--config", config)
+    assert output.split(": ")[1] == "1 revisions, 0 copied\n"
     assert newest_event(tmp_path, "cluster") == ("catalog.backup", f"file://{tmp_path}/rows", output.split(": ")[0])
     assert not (tmp_path / "rows" / "revisions").exists()
 
     other = config_with(tmp_path, "other")
     for _ in range(2):  # a refusal is noted nowhere: its row would refuse the next attempt
-        status, _, errors = run_command(capsys, "catalog", "restore", tmp_path / "rows", "--config", other)
-        assert (status, errors.split(": ")[1]) == (1, "adapter_store_corrupt")
-    status, output, _ = run_command(capsys, "catalog", "restore", backup, "--catalog", name, "--config", other)
-    assert (status, output.splitlines()) == (
-        0,
-        [
-            f"{name}: 1 revisions, 1 restored",
-            "1 lack this cluster's signature; if you trust them: `prelude adapters sign`",
-        ],
-    )
+        prelude.refuses("catalog", "restore", tmp_path / "rows", "--config", other, says=": adapter_store_corrupt: ")
+    output = prelude.prints("catalog", "restore", backup, "--catalog", name, "--config", other)
+    assert output.splitlines() == [
+        f"{name}: 1 revisions, 1 restored",
+        "1 lack this cluster's signature; if you trust them: `prelude adapters sign`",
+    ]
     assert newest_event(tmp_path, "other") == ("catalog.restore", f"file://{backup}", name)
-    assert run_command(capsys, "adapters", "export", "bot", tmp_path / "exported", "--config", other)[0] == 0
+    prelude.prints("adapters", "export", "bot", tmp_path / "exported", "--config", other)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +73,8 @@ def test_there_and_back(config: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (("restore", "{folder}"), "has no catalog "),
     ],
 )
-def test_wrong_usage(
-    words: tuple[str, str], message: str, config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage(words: tuple[str, str], message: str, config: Path, tmp_path: Path, prelude: Prelude) -> None:
     command, place = words
     if command == "restore":
         config = config_with(tmp_path, "other")
-    status, _, errors = run_command(capsys, "catalog", command, place.format(folder=tmp_path), "--config", config)
-    assert status == 2
-    assert message in errors
+    prelude.refuses("catalog", command, place.format(folder=tmp_path), "--config", config, says=message, status=2)

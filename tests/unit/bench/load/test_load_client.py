@@ -258,11 +258,8 @@ async def test_both_engines_of_a_pair_are_called_and_only_one_has_the_adapter():
 
 @pytest.mark.parametrize("bad", ["prefill", "decode"])
 async def test_an_error_of_either_engine_of_a_pair_ends_the_request(bad: str):
-    async def refuse(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.Response:
-        return web.json_response({"error": {"message": "no room"}}, status=503)
-
     servers = {name: MockServer(first_s=0.0 if name == bad else 50.0) for name in ("prefill", "decode")}
-    servers[bad].answer = refuse
+    servers[bad].answer = respond(503, data={"error": {"message": "no room"}})
     found = await ask_pair(servers["prefill"], servers["decode"], session=1)
     assert (found.error, found.status) == (ERROR_ANSWER, 503)
     assert found.detail == ("prefill: no room" if bad == "prefill" else "no room")

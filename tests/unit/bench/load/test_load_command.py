@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from support.bench.streaming_mock import MockServer
-from support.commands import refused, run_command
+from support.commands import Prelude
 from support.in_thread import in_thread
 from support.requirements import complaint_of_imports, needed_by
 
@@ -28,7 +27,7 @@ from bench.load.record import Record
 from bench.load.run import introduction
 from bench.workloads.workload import Stream
 from cli.bench.arguments import recorded_command
-from cli.main import _parser, main
+from cli.main import _parser
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +52,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[Record]]:
     return found, msgspec.convert(found["requests"], list[Record])
 
 
-def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path: Path, capsys, monkeypatch):
+def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path: Path, prelude: Prelude, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret-key")
     words = [
         *("bench", "load", "--url", server.url, "--num-requests", "12", "--concurrency", "3", "--adapters", "4"),
@@ -61,9 +60,7 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
         *("--header", "x-team=hidden-value", "--warmup-requests", "2"),
         *("--json", str(tmp_path / "a.json")),
     ]
-    monkeypatch.setattr(sys, "argv", ["prelude", *words])
-    main(words)
-    shown = capsys.readouterr().out
+    shown = prelude.prints(*words)
     assert "12 of 12 requests" in shown
     assert "goodput (ttft 60000 ms, e2e 60000 ms)" in shown
     found, records = read(tmp_path / "a.json")
@@ -80,14 +77,13 @@ def test_a_load_from_the_command_line_to_its_files(server: MockServer, tmp_path:
     assert "hidden-value" not in text
 
 
-def test_a_load_that_turns(server: MockServer, tmp_path: Path, capsys, monkeypatch):
+def test_a_load_that_turns(server: MockServer, tmp_path: Path, prelude: Prelude):
     """The file has each phase's figures; one request more than the first phase has is of the second."""
     words = [
         *("bench", "load", "--url", server.url, "--phases", "16+2@200x0.1,4+6@100x0.1,16+2@5x0.2", "--processes", "2"),
         *("--goodput", "ttft:60000", "--warmup-requests", "0", "--json", str(tmp_path / "a.json")),
     ]
-    monkeypatch.setattr(sys, "argv", ["prelude", *words])
-    main(words)
+    shown = prelude.prints(*words)
     found, records = read(tmp_path / "a.json")
     assert sorted((len(body["prompt"]), body["max_tokens"]) for body in server.bodies) == [(4, 6)] * 10 + [(16, 2)] * 21
     assert [each["summary"]["num_requests"] for each in found["phases"]] == [20, 10, 1]
@@ -96,7 +92,7 @@ def test_a_load_that_turns(server: MockServer, tmp_path: Path, capsys, monkeypat
     assert found["summary"]["num_requests"] == 31
     assert [sum(low <= each.intended_s < low + 0.1 for each in records) for low in (0.0, 0.1)] == [20, 10]
     assert found["settings"]["requests_per_s"] == pytest.approx(31 / 0.4)
-    assert "0.1 s: 4+6 tokens, 100 requests/s, 100.0% within the objectives, TTFT p50" in capsys.readouterr().out
+    assert "0.1 s: 4+6 tokens, 100 requests/s, 100.0% within the objectives, TTFT p50" in shown
 
 
 @pytest.mark.parametrize(
@@ -119,28 +115,26 @@ def test_a_phase_has_lengths_a_rate_and_a_duration(phases: str, capsys):
     assert "is no phase, such as 2048+32@11x40: " in capsys.readouterr().err
 
 
-def test_adapters_are_those_that_the_server_lists(server: MockServer, capsys):
+def test_adapters_are_those_that_the_server_lists(server: MockServer, prelude: Prelude):
     server.adapters = tuple(f"acme/{number:02}" for number in range(12))
     words = ("bench", "load", "--url", server.url, "--num-requests", "9", "--concurrency", "1")
     words += ("--warmup-requests", "0", "--random-input-len", "8", "--random-output-len", "2", "--adapters")
-    status, shown, _ = run_command(capsys, *words, "9")
-    assert status == 0
+    shown = prelude.prints(*words, "9")
     assert "9 adapters (round-robin; field `adapter`): acme/00, acme/01, acme/02, acme/03, acme/04" in shown
     assert "acme/07 and 1 more" in shown
     assert [body["adapter"] for body in server.bodies] == list(server.adapters[:9])
-    with refused(capsys, r"13 adapters are asked for, but http://.* lists 12; ask for fewer"):
-        main([*words, "13"])
-    main([*words, "3", "--model", "mock", "--adapter-field", "adapter"])  # which is asked all the same
+    prelude.refuses(*words, "13", says=f"13 adapters are asked for, but {server.url} lists 12; ask for fewer")
+    prelude.prints(*words, "3", "--model", "mock", "--adapter-field", "adapter")  # which is asked all the same
     assert {body["adapter"] for body in server.bodies[9:]} == set(server.adapters[:3])
-    main([*words, "x,y", "--model", "mock"])  # names are taken as they are
+    prelude.prints(*words, "x,y", "--model", "mock")  # names are taken as they are
     assert {body["adapter"] for body in server.bodies[18:]} == {"x", "y"}
 
 
-def test_a_server_that_answers_runs(server: MockServer, capsys):
+def test_a_server_that_answers_runs(server: MockServer, prelude: Prelude):
     """Whatever it answers: a wrong key is no reason to ask."""
     server.refusal = 401
     for url, says in ((server.url, "/v1/models answered 401: no key"), (server.url.replace("http:", "https:"), "SSL")):
-        status, _, errors = run_command(capsys, "bench", "load", "--url", url)
+        status, _, errors = prelude("bench", "load", "--url", url)
         assert (status, says in errors, "running" in errors) == (1, True, False)
 
 
@@ -152,15 +146,13 @@ def interrupt(server: MockServer) -> None:
 
 
 @pytest.mark.parametrize(("pace", "processes"), [(("--rate", "100"), "2"), (("--concurrency", "2"), "1")])
-def test_ctrl_c_reports_what_there_is(server: MockServer, tmp_path: Path, capsys, monkeypatch, pace, processes: str):
+def test_ctrl_c_reports_what_there_is(server: MockServer, tmp_path: Path, prelude: Prelude, pace, processes: str):
     threading.Thread(target=interrupt, args=(server,), daemon=True).start()
     words = [
         *("bench", "load", "--url", server.url, "--duration-s", "3600", *pace, "--processes", processes),
         *("--random-input-len", "16", "--random-output-len", "3", "--json", str(tmp_path / "a.json")),
     ]
-    monkeypatch.setattr(sys, "argv", ["prelude", *words])
-    main(words)
-    assert "stopped before its end by Ctrl-C" in capsys.readouterr().out
+    assert "stopped before its end by Ctrl-C" in prelude.prints(*words)
     found, records = read(tmp_path / "a.json")
     assert found["generator"]["stopped_early"]
     assert len(records) >= 6
@@ -168,23 +160,21 @@ def test_ctrl_c_reports_what_there_is(server: MockServer, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("more", [("--rate", "5"), ("--sweep", "--rate", "5", "--goodput", "ttft:5")])
-def test_ctrl_c_in_the_warm_up_measures_nothing(server: MockServer, tmp_path: Path, monkeypatch, more, capsys):
+def test_ctrl_c_in_the_warm_up_measures_nothing(server: MockServer, tmp_path: Path, more, prelude: Prelude):
     threading.Thread(target=interrupt, args=(server,), daemon=True).start()
     words = [
         *("bench", "load", "--url", server.url, "--warmup-requests", "1000000", "--duration-s", "1", *more),
         *("--random-input-len", "16", "--random-output-len", "3", "--json", str(tmp_path / "a.json")),
     ]
-    with refused(capsys, "stopped by Ctrl-C in the warm-up"):
-        main(words)
+    prelude.refuses(*words, says="stopped by Ctrl-C in the warm-up")
     assert not (tmp_path / "a.json").exists()
 
 
-def test_an_endpoint_that_is_down_is_an_error_or_counted(tmp_path: Path, capsys, monkeypatch):
+def test_an_endpoint_that_is_down_is_an_error_or_counted(tmp_path: Path, prelude: Prelude):
     url = ["--url", "http://127.0.0.1:9", "--num-requests", "5", "--rate", "1000"]
-    with refused(capsys, "Is it running"):
-        main(["bench", "load", *url])
-    status, shown, errors = run_command(capsys, "bench", "load", *url, "--model", "m", "--json", tmp_path / "a.json")
-    assert (status, errors) == (1, "prelude: every request failed\n")
+    prelude.refuses("bench", "load", *url, says="Is it running")
+    words = ("bench", "load", *url, "--model", "m", "--json", tmp_path / "a.json")
+    shown = prelude.refuses(*words, says="prelude: every request failed\n")
     assert "5 of 5 requests FAILED: 5 unreachable" in shown
     assert read(tmp_path / "a.json")[0]["summary"]["errors"]["by_kind"] == {"unreachable": 5}
 
@@ -235,9 +225,9 @@ def test_a_report_names_the_popularity_of_adapters(words: tuple[str, ...], named
     assert ("--lora-request-distribution" in words) == text.endswith(f" Its adapters here: {named}.")
 
 
-def test_an_objective_has_one_limit(capsys):
+def test_an_objective_has_one_limit(prelude: Prelude):
     words = ("bench", "load", "--url", "http://127.0.0.1:9", "--goodput", "ttft:5", "ttft:6")
-    assert run_command(capsys, *words) == (2, "", "prelude: --goodput ttft:5 ttft:6: one limit for each key\n")
+    assert prelude(*words) == (2, "", "prelude: --goodput ttft:5 ttft:6: one limit for each key\n")
 
 
 @pytest.mark.parametrize(
@@ -268,33 +258,32 @@ def test_what_argparse_refuses(words: tuple[str, ...]):
         parsed("--url", "http://x", *words)
 
 
-def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(server: MockServer, tmp_path: Path, capsys):
+def test_a_sweep_ends_with_what_it_knows_where_a_probe_has_too_few_requests(
+    server: MockServer, tmp_path: Path, prelude: Prelude
+):
     """One that holds nothing goes down, until a rate makes no request at all in the time."""
     files = ("--json", str(tmp_path / "s.json"))
     words = [
         *("bench", "load", "--url", server.url, "--sweep", "0.9", "--rate", "100", "--duration-s", "0.3"),
         *("--goodput", "e2e:0.0001", "--random-input-len", "8", "--random-output-len", "2"),
     ]
-    main([*words, *files])
-    shown = capsys.readouterr().out
+    shown = prelude.prints(*words, *files)
     assert "none is known to hold; the search ended early" in shown
     assert "10 are needed; give a longer --duration-s" in shown
     found = json.loads((tmp_path / "s.json").read_text())
     assert found["probes"][0]["requests_per_s"] == 100
     assert "too few to judge" in found["ended"]
-    with refused(capsys, r"1 requests/s made . requests in 0\.3 s, too few"):
-        main([*words, "--rate", "1"])
+    prelude.refuses(*words, "--rate", "1", says="1 requests/s made 1 requests in 0.3 s, too few")
 
 
 @pytest.mark.parametrize(
     "benchmark",
     ["load", *(pytest.param(each, marks=pytest.mark.slow) for each in ("matrix", "goodput", "simulate"))],
 )
-def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark: str, tmp_path: Path, capsys):
+def test_a_file_that_cannot_be_is_refused_before_anything_is_measured(benchmark: str, tmp_path: Path, prelude: Prelude):
     words = ["bench", benchmark, *(("--url", "http://127.0.0.1:9") if benchmark == "load" else ()), "--json"]
     for path, says in ((tmp_path / "no" / "a.json", "there is no folder"), (tmp_path, "is a folder; name a file")):
-        status, _, errors = run_command(capsys, *words, path)
-        assert (status, says in errors) == (2, True)
+        prelude.refuses(*words, path, says=says, status=2)
 
 
 def test_requests_are_made_one_by_one(monkeypatch):
@@ -360,7 +349,7 @@ def test_it_installs_alone():
     assert "lacks ['uvloop']" in complaint_of_imports(f"import {modules}", installed - {"uvloop"}, absent)
 
 
-def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsys, monkeypatch):
+def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, prelude: Prelude, monkeypatch):
     """Every rate holds an objective of a minute, so the sweep goes on to the highest one that it is allowed."""
     monkeypatch.setattr("cli.bench.load.MAX_SWEPT_RATE", 400.0)
     words = [
@@ -368,9 +357,7 @@ def test_a_sweep_from_the_command_line(server: MockServer, tmp_path: Path, capsy
         *("--goodput", "e2e:60000", "--random-input-len", "8", "--random-output-len", "2"),
         *("--json", str(tmp_path / "s.json")),
     ]
-    monkeypatch.setattr(sys, "argv", ["prelude", *words])
-    main(words)
-    assert "at least 400 requests/s hold the objectives" in capsys.readouterr().out
+    assert "at least 400 requests/s hold the objectives" in prelude.prints(*words)
     found = json.loads((tmp_path / "s.json").read_text())
     assert [probe["requests_per_s"] for probe in found["probes"]] == [100, 200, 400]
     assert (found["best_requests_per_s"], found["is_bounded"]) == (400, False)

@@ -1,7 +1,6 @@
 """The goodput benchmark on a stand-in server: what it sweeps, what it writes, what it refuses."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from aiohttp import web
 from support.bench.started_systems import start_mocks
 from support.bench.streaming_mock import MockServer
-from support.commands import refused, run_command
+from support.commands import Prelude
 
 from bench.errors import BenchError
 from bench.load.options import Endpoint
@@ -40,15 +39,14 @@ def started(monkeypatch) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_each_system_is_swept_for_each_objective(started, quick, tmp_path: Path, monkeypatch, capsys):
+def test_each_system_is_swept_for_each_objective(started, quick, tmp_path: Path, monkeypatch, prelude: Prelude):
     words = [
         "bench", "goodput", "--systems", "none,prelude", "--layouts", "2u,1p+1d", "--objectives", "ttft:2000,tpot:1000",
         "--objectives", "tpot:1", "--first-rate", "10,12", "--duration-s", "0.6", "--adapters", "3",
         "--shapes", "8+3,9+3", "--concurrency", "5",
         "--json", str(tmp_path / "g.json"),
     ]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["prelude", *words])
-    main(words)
+    shown = prelude.prints(*words)
     found = json.loads((tmp_path / "g.json").read_text())
     assert [(each["system"], each["layout"], each["prompt_tokens"], each["slo_ms"]) for each in found["rows"]] == [
         (system, layout, prompt_tokens, slo_ms)
@@ -75,7 +73,7 @@ def test_each_system_is_swept_for_each_objective(started, quick, tmp_path: Path,
         (("unified",), "2u", "router", 3),
         (("pair",), "1p+1d", "router", 3),
     ]
-    assert "no rate held the objectives" in capsys.readouterr().out
+    assert "no rate held the objectives" in shown
 
 
 @pytest.mark.parametrize(
@@ -91,9 +89,10 @@ def test_each_system_is_swept_for_each_objective(started, quick, tmp_path: Path,
         (("--growth", "1"), "--growth 1: from 1.01 to 4"),  # found only when engines had started
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_starts(started, words: tuple[str, ...], says: str, capsys):
-    status, _, errors = run_command(capsys, "bench", "goodput", *words)
-    assert (status, says in errors) == (2, True)
+def test_what_cannot_be_measured_is_refused_before_anything_starts(
+    started, words: tuple[str, ...], says: str, prelude: Prelude
+):
+    prelude.refuses("bench", "goodput", *words, says=says, status=2)
     assert not started
 
 
@@ -111,7 +110,9 @@ def test_objectives_are_named():
 
 
 @pytest.mark.slow
-def test_a_file_has_what_was_measured_before_a_system_failed(started, quick, tmp_path: Path, monkeypatch, capsys):
+def test_a_file_has_what_was_measured_before_a_system_failed(
+    started, quick, tmp_path: Path, monkeypatch, prelude: Prelude
+):
     start = Starter._start
 
     async def fail_second(self: Starter, *given: Any) -> Endpoint:
@@ -120,31 +121,31 @@ def test_a_file_has_what_was_measured_before_a_system_failed(started, quick, tmp
         return await start(self, *given)
 
     monkeypatch.setattr(Starter, "_start", fail_second)
-    with refused(capsys, "did not start"):
-        main(["bench", "goodput", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
+    words = ("bench", "goodput", "--systems", "prelude,stock", "--json", tmp_path / "g.json")
+    prelude.refuses(*words, says="did not start")
     found = json.loads((tmp_path / "g.json").read_text())
     assert [each["system"] for each in found["rows"]] == ["prelude"]
 
 
 @pytest.mark.slow
-def test_a_system_that_fails_every_request_is_no_result(started, quick, tmp_path: Path, monkeypatch, capsys):
+def test_a_system_that_fails_every_request_is_no_result(started, quick, tmp_path: Path, monkeypatch, prelude: Prelude):
     async def refuse(_server: MockServer, _request: web.Request, _body: dict[str, Any]) -> web.StreamResponse:
         return web.json_response({"error": {"message": "no memory is left"}}, status=500)
 
     made = MockServer.__init__
     monkeypatch.setattr(MockServer, "__init__", lambda self, **given: made(self, **{"answer": refuse, **given}))
-    with refused(capsys, "prelude: every request failed: error_answer"):
-        main(["bench", "goodput", "--json", str(tmp_path / "g.json")])
+    words = ("bench", "goodput", "--json", tmp_path / "g.json")
+    prelude.refuses(*words, says="prelude: every request failed: error_answer")
 
 
 @pytest.mark.slow
-def test_a_stop_ends_the_whole_run(started, tmp_path: Path, monkeypatch, capsys):
+def test_a_stop_ends_the_whole_run(started, tmp_path: Path, monkeypatch, prelude: Prelude):
     async def find(*_arguments: Any) -> Found:
         return Found(None, False, (), "stopped by Ctrl-C before the highest rate was found")
 
     monkeypatch.setattr(goodput, "find_highest_rate", find)
-    with refused(capsys, "prelude: stopped by Ctrl-C"):
-        main(["bench", "goodput", "--systems", "prelude,stock", "--json", str(tmp_path / "g.json")])
+    words = ("bench", "goodput", "--systems", "prelude,stock", "--json", tmp_path / "g.json")
+    prelude.refuses(*words, says="prelude: stopped by Ctrl-C")
     found = json.loads((tmp_path / "g.json").read_text())
     assert len(started) == 1
     assert found["rows"][0]["ended"].startswith("stopped")

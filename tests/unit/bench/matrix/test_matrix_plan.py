@@ -3,7 +3,7 @@
 import argparse
 
 import pytest
-from support.commands import run_command
+from support.commands import Prelude
 
 from bench.errors import BenchError
 from bench.matrix import options, plan
@@ -117,8 +117,7 @@ def test_what_cannot_be_run_is_refused_first(words: tuple[str, ...], says: str):
         options_of(*words).check()
 
 
-def test_mistakes_are_named(capsys):
-    status, _, errors = run_command(capsys, "bench", "matrix", "fast")
-    assert (status, "there is no matrix or workload 'fast'" in errors) == (2, True)
+def test_mistakes_are_named(prelude: Prelude):
+    prelude.refuses("bench", "matrix", "fast", says="there is no matrix or workload 'fast'", status=2)
     with pytest.raises(SystemExit):
         parsed("--systems", "none,fast")

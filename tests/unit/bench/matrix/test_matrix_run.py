@@ -1,7 +1,6 @@
 """A whole matrix on stand-in servers: what is sent to whom, figures and ratios, files, failures."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import pytest
 from aiohttp import web
 from support.bench.started_systems import start_mocks
 from support.bench.streaming_mock import MockServer, stream
-from support.commands import refused
+from support.commands import Prelude
 
 from bench.load.generator import Outcome, generate
 from bench.load.options import Load
 from bench.matrix import run as matrix_run
 from bench.matrix.report import markdown
 from bench.matrix.results import FORMAT
-from cli.main import main
 
 WORDS = (
     "bench", "matrix", "pioneer", "--adapters", "1,3", "--systems", "none,stock,unified", "--repeats", "2",
@@ -41,16 +39,19 @@ def servers(monkeypatch) -> dict[str, MockServer]:
     return made
 
 
-def run(tmp_path: Path, monkeypatch, *words: str) -> dict[str, Any]:
-    words = (*WORDS, *words, "--json", str(tmp_path / "m.json"))
-    monkeypatch.setattr(sys, "argv", ["prelude", *words])
-    main([*words])
-    return json.loads((tmp_path / "m.json").read_text())
+@pytest.fixture
+def matrix(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Prelude:
+    return Prelude(capsys, (*WORDS, "--json", str(tmp_path / "m.json")))
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "m.json").read_text())
 
 
 @pytest.mark.slow
-def test_every_system_gets_the_same_loads_and_one_report(servers, tmp_path, monkeypatch, capsys):
-    found = run(tmp_path, monkeypatch)
+def test_every_system_gets_the_same_loads_and_one_report(servers, tmp_path, matrix):
+    shown = matrix.prints()
+    found = read(tmp_path)
     assert found["format"] == FORMAT
     assert found["command"].startswith("prelude bench matrix pioneer")
     order = [(each["repeat"], each["cell"], each["system"]) for each in found["loads"]]
@@ -64,15 +65,12 @@ def test_every_system_gets_the_same_loads_and_one_report(servers, tmp_path, monk
     assert {(each["system"], each["to"]) for each in found["ratios"]} == {("none", "stock"), ("unified", "stock")}
     assert {each["system"] for each in found["evenness"]} == set(SYSTEMS)
     assert all(0 < each["worst_over_best"] <= 1 for each in found["evenness"])
-    shown = capsys.readouterr().out
     assert "| unified |" in shown
     assert shown.rstrip().endswith(markdown(found).rstrip())
 
 
 @pytest.mark.slow
-def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_run(
-    servers, tmp_path, monkeypatch, capsys
-):
+def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_run(servers, tmp_path, matrix):
     asked = 0
 
     async def every_other(server, request, body):
@@ -81,7 +79,8 @@ def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_ru
         return await stream(server, request, body) if asked % 2 else matrix_error()
 
     servers["unified"].answer = every_other
-    found = run(tmp_path, monkeypatch, "--repeats", "1")
+    matrix.prints("--repeats", "1")
+    found = read(tmp_path)
     failed = [each["summary"]["num_failed"] for each in found["loads"] if each["system"] == "unified"]
     assert min(failed) > 0
     assert f"{failed[0]} of {NUM_REQUESTS}" in markdown(found)
@@ -90,30 +89,29 @@ def test_failed_requests_are_counted_and_a_system_without_any_answer_ends_the_ru
         return matrix_error()
 
     servers["unified"].answer = never
-    with refused(capsys, "unified: every request of pioneer, n = 1 failed: error_answer: out of luck"):
-        run(tmp_path, monkeypatch)
-    kept = json.loads((tmp_path / "m.json").read_text())
+    matrix.refuses(says="unified: every request of pioneer, n = 1 failed: error_answer: out of luck")
+    kept = read(tmp_path)
     assert [each["system"] for each in kept["loads"]] == ["none", "stock"]  # what was measured before
     assert {each["system"] for each in kept["figures"]} == {"none", "stock"}
 
 
 @pytest.mark.slow
-def test_the_file_is_whole_after_each_load(servers, tmp_path, monkeypatch):
+def test_the_file_is_whole_after_each_load(servers, tmp_path, matrix):
     """A machine may be gone before the last one."""
     seen: list[dict] = []
 
     async def reads(server, request, body):
-        seen.append(json.loads((tmp_path / "m.json").read_text()))
+        seen.append(read(tmp_path))
         return await stream(server, request, body)
 
     servers["unified"].answer = reads
-    run(tmp_path, monkeypatch, "--repeats", "1")
+    matrix.prints("--repeats", "1")
     assert [each["system"] for each in seen[0]["loads"]] == ["none", "stock"]
     assert {each["system"] for each in seen[0]["figures"]} == {"none", "stock"}
     assert {(each["system"], each["to"]) for each in seen[0]["ratios"]} == {("none", "stock")}
 
 
-def test_ctrl_c_in_a_warm_up_ends_the_run(servers, tmp_path, monkeypatch, capsys):
+def test_ctrl_c_in_a_warm_up_ends_the_run(servers, matrix, monkeypatch):
     asked = []
 
     async def stopped(load: Load, is_apart: bool) -> Outcome:
@@ -121,8 +119,7 @@ def test_ctrl_c_in_a_warm_up_ends_the_run(servers, tmp_path, monkeypatch, capsys
         return Outcome((), 0.0, 1, is_stopped=True)
 
     monkeypatch.setattr(matrix_run, "generate", stopped)
-    with refused(capsys, "stopped after 0 loads"):
-        run(tmp_path, monkeypatch)
+    matrix.refuses(says="stopped after 0 loads")
     assert len(asked) == 1
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.clusters.configs import config_of
 
 from adapters.model.base_model import BaseModel
 from cluster.agent.engine_spec import engine_spec
@@ -22,7 +23,7 @@ BASE = BaseModel(
 def config(prefill: list[int], decode: list[int]) -> ClusterConfig:
     workers = {f"p{n}": {"role": "prefill", "tensor_parallel": size} for n, size in enumerate(prefill)}
     workers |= {f"d{n}": {"role": "decode", "tensor_parallel": size} for n, size in enumerate(decode)}
-    return ClusterConfig.model_validate({"model": {"path": "/m", "name": "demo"}, "workers": workers})
+    return config_of(workers)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The last worker of a role that takes requests keeps it, whoever asks at once, unless it is said that it may go."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import Any
 
 import grpc
 import pytest
+from support.adapters.tiny_model import write_model_config
+from support.clusters.configs import config_of
 from support.clusters.paired_agents import Peer, ready
 from support.clusters.served_agent import serving
-from support.commands import SMALL_LLAMA
 from support.engines.engine_stand_in import Engine
 from support.waiting import until
 
@@ -34,10 +34,7 @@ REFUSED = "d0 is the last decode worker that takes requests"
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterConfig:
     monkeypatch.setattr(worker_agent, "_LOAD_POLL_BUSY_S", 0.02)
     monkeypatch.setattr(worker_agent, "_IDLE_FOR_S", 0.1)
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    workers = {name: {"role": role} for name, role in WORKERS.items()}
-    data = {"model": {"path": tmp_path, "name": "demo"}, "workers": workers, "role_changes": "manual"}
-    return with_ports(ClusterConfig.model_validate(data))
+    return with_ports(config_of(WORKERS, write_model_config(tmp_path), role_changes="manual"))
 
 
 @asynccontextmanager

@@ -4,10 +4,10 @@ import asyncio
 import errno
 
 import pytest
+from support.clusters.configs import config_of
 
 from cluster.agent import peers as module
 from cluster.agent.peers import Peers
-from cluster.config.schema import ClusterConfig
 from cluster.control.transport import PLAIN
 
 
@@ -19,8 +19,7 @@ class Found:
 async def test_an_agent_without_descriptors_keeps_its_engine(tmp_path, monkeypatch, number: int):
     """An error would end the task that follows the peers, and with it the agent and its engine."""
     monkeypatch.setattr(module, "_AGAIN_S", 0.01)
-    workers = {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}}
-    config = ClusterConfig.model_validate({"model": {"path": tmp_path, "name": "demo"}, "workers": workers})
+    config = config_of({"prefill-0": "prefill", "decode-0": "decode"}, tmp_path)
 
     told: list[frozenset[str]] = []
     written = asyncio.Event()

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clusters.configs import config_of
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.load import load_cluster_config
-from cluster.config.schema import ClusterConfig, TracingConfig
+from cluster.config.schema import TracingConfig
 from cluster.config.tracing import trace_settings
 from cluster.errors import ConfigError
 from engine.arguments import command, environment
@@ -66,8 +67,7 @@ def test_a_missing_package_is_an_error_only_where_it_is_needed(monkeypatch: pyte
 class TestEngines:
     @staticmethod
     def started(**tracing: Any) -> tuple[list[str], dict[str, str]]:
-        fields = {"model": {"path": "/m", "name": "demo"}, "workers": WORKERS, "tracing": tracing}
-        spec = engine_spec(ClusterConfig.model_validate(fields), "p", Path("/scratch"))
+        spec = engine_spec(config_of(WORKERS, tracing=tracing), "p", Path("/scratch"))
         return command(spec), environment(spec, {"OTEL_RESOURCE_ATTRIBUTES": "zone=a"})
 
     def test_they_record_what_the_router_samples(self):

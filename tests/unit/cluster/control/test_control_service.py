@@ -7,8 +7,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from support.adapters.tiny_model import TINY
 from support.clusters.paired_agents import decode_agent
-from support.commands import SMALL_LLAMA
 
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
@@ -136,4 +136,4 @@ async def test_a_refusal_arrives_while_the_adapter_is_still_being_sent(tmp_path:
 )
 def test_a_base_model_that_engines_do_not_run_is_refused_at_start(fields, says, tmp_path: Path):
     with pytest.raises(ConfigError, match=says):
-        decode_agent(tmp_path, SMALL_LLAMA | fields)
+        decode_agent(tmp_path, TINY | fields)

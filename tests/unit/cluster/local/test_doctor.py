@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.commands import run_command
+from support.commands import Prelude
 
 from cluster.config.load import load_cluster_config
 from cluster.local.doctor import devices, report, resources, software
@@ -284,21 +284,20 @@ def test_a_program_that_hangs_is_killed():
     assert time.monotonic() - begun < 30
 
 
-def test_the_command_here(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch):
+def test_the_command_here(tmp_path: Path, prelude: Prelude, monkeypatch: pytest.MonkeyPatch):
     """On this host, whatever it is: a line for each topic, and an exit status that follows from them."""
     monkeypatch.chdir(tmp_path)
-    status, out, _ = run_command(capsys, "doctor", "--quick", "--json")
+    status, out, _ = prelude("doctor", "--quick", "--json")
     answer = json.loads(out)
     assert {each["topic"] for each in answer["findings"]} >= {"python", "packages", "gpu", "memory", "shm", "limits"}
     assert status == (1 if answer["error"] else 0)
     assert answer["error"] == sum(each["level"] == "error" for each in answer["findings"])
     assert all(each["remedy"] for each in answer["findings"] if each["level"] != "ok")
     (tmp_path / "cluster.yaml").write_text("model: 3\n")
-    status, out, _ = run_command(capsys, "doctor", "--quick")
-    assert status == 1
+    out = prelude.prints("doctor", "--quick", status=1)
     assert out.startswith("error   config    ")
     assert "-> correct the file" in out
-    assert run_command(capsys, "doctor", "--quick", "--config", tmp_path / "absent.yaml")[0] == 1
+    assert prelude("doctor", "--quick", "--config", tmp_path / "absent.yaml")[0] == 1
 
 
 def test_nothing_is_imported_where_it_would_only_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

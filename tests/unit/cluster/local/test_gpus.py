@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.commands import SMALL_LLAMA
+from support.adapters.tiny_model import write_model_config
+from support.clusters.configs import config_of
 
 from adapters.model.base_model import BaseModel
 from cluster.agent.engine_spec import base_weights_of, engine_spec, fitted_spec
@@ -28,8 +29,7 @@ def host(count: int) -> HostGpus:
 
 
 def config(workers: dict[str, Any], **engine: Any) -> ClusterConfig:
-    data = {"model": {"path": "/m", "name": "demo"}, "engine": {"device": "cuda", **engine}, "workers": workers}
-    return ClusterConfig.model_validate(data)
+    return config_of(workers, engine={"device": "cuda", **engine})
 
 
 def given(laid_out: ClusterConfig) -> dict[str, Any]:
@@ -237,16 +237,12 @@ def test_what_peers_are_told_is_not_among_the_arguments(given: list[str]):
 
 
 def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    model = write_model_config(tmp_path)
     options = (["--json-model-override-args", "{}"], ["--json-model-override-args={}"], [], ["--load-format", "dummy"])
     digests = []
     for given in options:
-        data = {
-            "model": {"path": tmp_path, "name": "demo"},
-            "workers": {"p": P, "d": D},
-            "engine": {"extra_arguments": given},
-        }
-        digests.append(base_weights_of(engine_spec(ClusterConfig.model_validate(data), "p", tmp_path)))
+        found = config_of({"p": P, "d": D}, model, engine={"extra_arguments": given})
+        digests.append(base_weights_of(engine_spec(found, "p", tmp_path)))
     assert digests[0] == digests[1] != digests[2] == digests[3]
 
 
@@ -256,7 +252,7 @@ def test_what_replaces_config_json_is_part_of_the_model(tmp_path: Path):
 )
 def test_fields_in_the_place_of_those_of_config_json(tmp_path: Path, architecture: str, overrides: dict[str, object]):
     """In every role: a vision tower is left out, and a dtype that would be used beside the engine's."""
-    (tmp_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    write_model_config(tmp_path)
     text = BaseModel.read(tmp_path)
     base = replace(text, architecture=architecture)
     found = config({"p": P, "d": D, "u": U})

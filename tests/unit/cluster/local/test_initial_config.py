@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import run_command
+from support.commands import Prelude
 from support.engines.model_sizes import LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B
 
 from adapters.errors import BaseModelInvalid
@@ -161,21 +161,14 @@ def test_without_the_memory_of_the_gpus_sglang_takes_what_is_free(tmp_path: Path
     assert config.engine.max_total_tokens is None
 
 
-def run(capsys, *arguments: object) -> tuple[int, str]:
-    code, out, errors = run_command(capsys, "init", *arguments)
-    return code, out + errors
-
-
-def test_the_command_never_overwrites(tmp_path: Path, capsys):
+def test_the_command_never_overwrites(tmp_path: Path, prelude: Prelude):
     model, path = model_in(tmp_path / "m", SMALL), tmp_path / "cluster.yaml"
     path.write_text("mine")
-    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0)
-    assert (code, path.read_text()) == (2, "mine")
-    assert f"{path} exists; remove it, or name another file" in output
+    words = ("init", "--model", model, "--config", path, "--gpus", 0)
+    prelude.refuses(*words, says=f"{path} exists; remove it, or name another file", status=2)
+    assert path.read_text() == "mine"
     path.unlink()
-    code, output = run(capsys, "--model", model, "--config", path, "--gpus", 0)
-    assert code == 0
-    assert "prefill-0, decode-0. Next: prelude up --config" in output
+    assert "prefill-0, decode-0. Next: prelude up --config" in prelude.prints(*words)
     assert load_cluster_config(path).engine.device == "cpu"
     assert set(tmp_path.iterdir()) == {model, path}
 
@@ -192,23 +185,21 @@ def test_the_command_never_overwrites(tmp_path: Path, capsys):
         (["--config", "/proc/cluster.yaml"], "/proc/cluster.yaml cannot be written: No such file or directory; name"),
     ],
 )
-def test_bad_arguments_are_refused(arguments, words: str, tmp_path: Path, capsys, monkeypatch):
+def test_bad_arguments_are_refused(arguments, words: str, tmp_path: Path, prelude: Prelude, monkeypatch):
     listed = "print('0, GPU-aa, 81920, NVIDIA A')"
     one = gpus_module.list_gpus({}, (sys.executable, "-c", listed))
     monkeypatch.setattr(gpus_module, "list_gpus", lambda _environment: one)
     model, path = model_in(tmp_path / "m", SMALL), tmp_path / "cluster.yaml"
-    code, output = run(capsys, "--model", model, "--config", path, *arguments)
-    assert code == 2
-    assert words in output
+    prelude.refuses("init", "--model", model, "--config", path, *arguments, says=words, status=2)
     assert not path.exists()
 
 
-def test_the_gpus_of_this_host_are_used(tmp_path: Path, capsys, monkeypatch):
+def test_the_gpus_of_this_host_are_used(tmp_path: Path, prelude: Prelude, monkeypatch):
     listed = "print('0, GPU-aa, 81920, NVIDIA A\\n1, GPU-bb, 40960, NVIDIA B')"
     two = gpus_module.list_gpus({}, (sys.executable, "-c", listed))
     monkeypatch.setattr(gpus_module, "list_gpus", lambda _environment: two)
     path = tmp_path / "cluster.yaml"
-    assert run(capsys, "--model", model_in(tmp_path / "m", SMALL), "--config", path)[0] == 0
+    prelude.prints("init", "--model", model_in(tmp_path / "m", SMALL), "--config", path)
     config = load_cluster_config(path)
     assert list(config.workers) == ["prefill-0", "decode-0"]
     assert "85% of a GPU's 40.0 GiB" in path.read_text().replace("\n  # ", " ")
@@ -226,13 +217,12 @@ def test_the_gpus_of_this_host_are_used(tmp_path: Path, capsys, monkeypatch):
     ],
 )
 def test_workers_of_four_gpus_and_more_are_divided_by_lengths(
-    options, roles: dict[str, int], tmp_path: Path, capsys, monkeypatch
+    options, roles: dict[str, int], tmp_path: Path, prelude: Prelude, monkeypatch
 ):
     host = Host(sum(roles.values()), 80 * GIB, 2048 * GIB, 1024 * GIB)
     monkeypatch.setattr("cli.init._host", lambda _arguments: host)
     path, model = tmp_path / "cluster.yaml", model_in(tmp_path / "m", LLAMA_8B)
-    code, output = run(capsys, "--model", model, "--config", path, *options)
-    assert code == 0, output
+    prelude.prints("init", "--model", model, "--config", path, *options)
     config = load_cluster_config(path)
     assert {role: len(config.workers_of(role)) for role in ("prefill", "decode", "unified")} == {
         "prefill": 0, "decode": 0, "unified": 0, **roles

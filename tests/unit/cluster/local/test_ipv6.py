@@ -4,6 +4,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from support.clusters.configs import config_of
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
@@ -20,12 +21,8 @@ except OSError:  # of containers without IPv6
 
 
 def config(folder: Path, port: int = 0) -> ClusterConfig:
-    data = {
-        "model": {"path": folder, "name": "demo"},
-        "router": {"host": "::1", "port": port, "admin": {"host": "::1", "port": 9}},
-        "workers": {"u": {"role": "unified", "host": "::1", "control_port": 5000, "engine_port": 5001}},
-    }
-    return ClusterConfig.model_validate(data)
+    worker = {"role": "unified", "host": "::1", "control_port": 5000, "engine_port": 5001}
+    return config_of({"u": worker}, folder, router={"host": "::1", "port": port, "admin": {"host": "::1", "port": 9}})
 
 
 def test_addresses_have_brackets(tmp_path: Path):

@@ -1,36 +1,24 @@
 """Ports that `prelude up` chooses: the router's admin listener comes after the router, unless that port is taken."""
 
 import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clusters.configs import config_of
+from support.ports import two_ports
 
 from cluster.config.router import RouterConfig
 from cluster.config.schema import ClusterConfig, TrainerConfig
 from cluster.errors import StartError
 from cluster.local.ports import check_free, with_ports
-from process.free_ports import free_port
 
 
 def chosen(router: dict[str, Any], **worker: Any) -> ClusterConfig:
-    data = {"model": {"path": Path("/m"), "name": "m"}, "workers": {"u": {"role": "unified", **worker}}}
-    return with_ports(ClusterConfig.model_validate({**data, "router": router}))
-
-
-def two_free_ports() -> int:
-    """A free port whose next one is free, too."""
-    while True:
-        port = free_port()
-        try:
-            socket.create_server(("127.0.0.1", port + 1)).close()
-        except OSError:
-            continue
-        return port
+    return with_ports(config_of({"u": {"role": "unified", **worker}}, router=router))
 
 
 def test_the_admin_listener_comes_after_the_router():
-    port = two_free_ports()
+    port = two_ports()
     config = chosen({"port": port})
     assert config.router.admin_port == config.router.admin.port == port + 1
     check_free(config)
@@ -39,7 +27,7 @@ def test_the_admin_listener_comes_after_the_router():
 
 
 def test_a_port_that_is_taken_or_a_workers_is_not_chosen():
-    port = two_free_ports()
+    port = two_ports()
     with socket.create_server(("127.0.0.1", port + 1)):
         assert chosen({"port": port}).router.admin_port not in (0, port + 1)
     assert chosen({"port": port}, control_port=port + 1).router.admin_port not in (0, port + 1)

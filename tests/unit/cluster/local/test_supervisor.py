@@ -1,7 +1,6 @@
 """The local supervisor: what it refuses before it starts anything, and how long processes may take to stop."""
 
 import asyncio
-import json
 import os
 import shutil
 import sys
@@ -11,7 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.commands import SMALL_LLAMA
+from support.adapters.tiny_model import write_model_config
+from support.clusters.configs import config_of
 
 from cluster import host_memory
 from cluster.agent.given_up import note_given_up
@@ -34,9 +34,8 @@ def _temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config_in(folder: Path, **sections) -> ClusterConfig:
-    (folder / "config.json").write_text(json.dumps(SMALL_LLAMA))
-    data = {"model": {"path": folder, "name": "m"}, "workers": {"u": {"role": "unified"}}, "router": {"port": 0}}
-    return ClusterConfig.model_validate(data | sections)
+    workers = sections.pop("workers", {"u": "unified"})
+    return config_of(workers, write_model_config(folder), **{"router": {"port": 0}, **sections})
 
 
 async def started(config: ClusterConfig, logs: Path, report: Callable[[str], None] = lambda _line: None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.commands import run_command
+from support.commands import Prelude
 from support.engines.model_sizes import GPT_OSS_20B, LLAMA_8B, LLAMA_70B
 from support.engines.model_sizes import QWEN3_30B_A3B as MIXTURE
 
@@ -41,14 +41,10 @@ def sizes(tmp_path: Path) -> Callable[[dict[str, Any]], ModelSizes]:
 
 
 @pytest.fixture
-def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run `prelude plan` for a model; returns exit status, stdout and stderr."""
-
-    def run(config: dict[str, Any], *options: str) -> tuple[int, str, str]:
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        return run_command(capsys, "plan", "--model", tmp_path, *OPTIONS, *options)
-
-    return run
+def plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Prelude:
+    """`prelude plan` for Llama, unless a test writes the configuration of another model."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    return Prelude(capsys, ("plan", "--model", str(tmp_path), *OPTIONS))
 
 
 def planned(workload: Workload, sizes: ModelSizes, gpu: str = "h200", **site: Any) -> Plan:
@@ -246,7 +242,8 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
     config: dict[str, Any], layout: str, roles: set[str], tmp_path: Path, plan
 ):
     kinds = ["--adapter", "lora:32:attention:0.5", "--adapter", "reft:8"]
-    _, text, _ = plan(config, "--layout", layout, *kinds, "--cluster-yaml")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = plan.prints("--layout", layout, *kinds, "--cluster-yaml")
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
     loaded = load_cluster_config(path)
@@ -259,8 +256,8 @@ def test_the_cluster_yaml_is_taken_by_what_reads_it(
 
 
 def test_the_table_has_what_the_settings_have(plan):
-    _, table, _ = plan(LLAMA_8B, "--gpu", "H200")
-    values = yaml.safe_load(plan(LLAMA_8B, "--gpu", "H200", "--helm-values")[1])
+    table = plan.prints("--gpu", "H200")
+    values = yaml.safe_load(plan.prints("--gpu", "H200", "--helm-values"))
     pools = {role: pool["main"] for role, pool in values["pools"].items()}
     assert table.startswith(
         f"{sum(each['replicas'] for each in pools.values())} x h200: "
@@ -270,12 +267,11 @@ def test_the_table_has_what_the_settings_have(plan):
     assert "Shares of the GPU's peaks were measured on this kind of GPU" in table
 
 
-def test_another_dtype_than_the_checkpoints(plan):
-    in_float32 = {**LLAMA_8B, "torch_dtype": "float32"}
-    status, _, error = plan(in_float32, "--cluster-yaml")
-    assert (status, "give --dtype bfloat16" in error) == (2, True)
-    converted = plan(in_float32, "--cluster-yaml", "--dtype", "bfloat16")
-    assert converted == plan(LLAMA_8B, "--cluster-yaml")
+def test_another_dtype_than_the_checkpoints(plan: Prelude, tmp_path: Path):
+    planned_in_bfloat16 = plan.prints("--cluster-yaml")
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, "torch_dtype": "float32"}))
+    plan.refuses("--cluster-yaml", says="give --dtype bfloat16", status=2)
+    assert plan.prints("--cluster-yaml", "--dtype", "bfloat16") == planned_in_bfloat16
 
 
 @pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8"])
@@ -323,9 +319,7 @@ def test_a_quantisation_that_is_not_counted_is_named(method: Any, plan):
     ],
 )
 def test_bad_input_is_named_with_what_would_be_right(options: list[str], problem: str, plan):
-    status, _, error = plan(LLAMA_8B, *options)
-    assert status == 2
-    assert problem in error
+    plan.refuses(*options, says=problem, status=2)
 
 
 def test_slots_of_experts_are_counted(sizes):

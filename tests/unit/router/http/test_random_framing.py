@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.requests import ClientDisconnect, Request
 from support.http.random_streams import random_pieces, random_stream
 from support.http.reference_framing import Framing, Message, framing_of
 from uvicorn.server import ServerState
@@ -68,12 +69,9 @@ class Router:
         self._config.load()
 
     async def app(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message["body"]
-            if not message["more_body"]:
-                break
-        else:
+        try:
+            body = await Request(scope, receive).body()
+        except ClientDisconnect:
             return
         scope["state"]["outcome"].messages.append(Message(scope["method"], scope["target"].decode(), body))
         for _ in range(self._random.choice((0, 0, 3))):

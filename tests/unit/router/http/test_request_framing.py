@@ -8,12 +8,13 @@ import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect, Request
 from support.http.listener import listening
 from support.http.reference_framing import Message, framing_of
 
@@ -94,15 +95,11 @@ class Seen:
         self.by_peer: dict[Any, list[Message]] = {}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
-        while (message := await receive())["type"] == "http.request":
-            body += message["body"]
-            if not message["more_body"]:
-                query = scope["query_string"].decode()
-                target = scope["raw_path"].decode() + (f"?{query}" if query else "")
-                self.by_peer[scope["client"]].append(Message(scope["method"], target, body))
-                scope[SCOPE_KEY].whole(200, target.encode(), {})
-                return
+        with suppress(ClientDisconnect):
+            body, query = await Request(scope, receive).body(), scope["query_string"].decode()
+            target = scope["raw_path"].decode() + (f"?{query}" if query else "")
+            self.by_peer[scope["client"]].append(Message(scope["method"], target, body))
+            scope[SCOPE_KEY].whole(200, target.encode(), {})
 
 
 @asynccontextmanager

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.training.trainer import RawClient, data, make_service, served, serving, two_ports
+from support.ports import two_ports
+from support.training.trainer import RawClient, data, make_service, served, serving
 from support.waiting import wait_until
 
 from observability.registry import metrics

@@ -1,11 +1,11 @@
 """What the operator sees and ends, and nobody else: `prelude trainer list | show | stop`, `prelude tenants delete`."""
 
 import asyncio
-import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import pytest
 import yaml
+from support.commands import Prelude
 from support.training.trainer import SECRET, RawClient, data, make_service, send, served
 from support.waiting import wait_until
 
-from cli.main import main
 from cluster.local.demo import make_demo
 from training.executor.learner import Learner
 from training.executor.operations import Spec
@@ -28,8 +28,6 @@ from training.service.journal import Checkpoint
 from training.service.sampling import Sampling
 
 pytestmark = pytest.mark.slow
-
-Command = Callable[..., tuple[int, Any]]
 
 
 @pytest.fixture
@@ -44,54 +42,51 @@ def trainer(service: Service) -> Iterator[str]:
 
 
 @pytest.fixture
-def command(trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `prelude trainer …`; its exit status, and what it prints as JSON."""
-    config = make_demo(tmp_path / "toy")
+def config(trainer: str, tmp_path: Path) -> Path:
     (tmp_path / "key").write_text(SECRET)
-
-    def run(*words: str, url: str = trainer, **key: Path) -> tuple[int, Any]:
-        section = {"url": url, "key": str(key.get("key", tmp_path / "key"))}
-        config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "trainer": section}))
-        capsys.readouterr()
-        try:
-            main(["trainer", *words, "--config", str(config), "--json"])
-            status = 0
-        except SystemExit as ended:
-            status = int(str(ended.code))
-        return status, json.loads(capsys.readouterr().out)
-
-    return run
+    return calling(make_demo(tmp_path / "toy"), url=trainer, key=str(tmp_path / "key"))
 
 
-def test_the_operator_sees_and_stops_models_of_all_tenants(trainer: str, command: Command, folder: Path):
-    assert command("list") == (0, {"models": []})
+def calling(config: Path, **trainer: str) -> Path:
+    """The file, with a trainer at another URL or with another key."""
+    sections = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump({**sections, "trainer": {**sections.get("trainer", {}), **trainer}}))
+    return config
+
+
+@pytest.fixture
+def command(config: Path, capsys: pytest.CaptureFixture[str]) -> Prelude:
+    return Prelude(capsys, ("trainer",), ("--config", str(config)))
+
+
+def test_the_operator_sees_and_stops_models_of_all_tenants(trainer: str, command: Prelude, folder: Path):
+    assert command.json("list") == {"models": []}
     acme, beta = (RawClient(trainer, headers=headers_of_router(SECRET, each, None)) for each in ("acme", "beta"))
     first, second = acme.model(), beta.model(kind="direft")
     scored = acme.result(acme.forward_backward(first, 1, *data(1, 2)))
     acme.result(acme.optim_step(first, 2))
     saved = acme.result(acme.post("save_weights", model_id=first, seq_id=3, path="one"))["path"]
     beta.optim_step(second, 2)  # 1 is missing
-    wait_until(lambda: command("show", first)[1]["models"][0]["state"] == "idle")  # a result is told before
+    wait_until(lambda: command.json("show", first)["models"][0]["state"] == "idle")  # a result is told before
     found = {
         "model": first, "tenant": "acme", "kind": "lora", "rank": 4, "positions": "prefill", "adapter": None,
         "state": "idle", "steps": 1, "tokens": 22, "checkpoint": saved,
         "loss": pytest.approx(scored.metrics["loss:sum"] / 12),  # of each answer's token
     }  # fmt: skip
-    assert command("show", first) == (0, {"models": [found]})
-    status, listed = command("list")
-    assert (status, [each["tenant"] for each in listed["models"]]) == (0, ["acme", "beta"])
+    assert command.json("show", first) == {"models": [found]}
+    listed = command.json("list")
+    assert [each["tenant"] for each in listed["models"]] == ["acme", "beta"]
     assert listed["models"][1] == found | {
         "model": second, "tenant": "beta", "kind": "direft", "state": "missing", "steps": 0, "tokens": 0,
         "checkpoint": None, "loss": None,
     }  # fmt: skip
-    assert command("stop", first, second) == (0, {"stopped": [first, second]})
-    assert command("list") == (0, {"models": []})
+    assert command.json("stop", first, second) == {"stopped": [first, second]}
+    assert command.json("list") == {"models": []}
     assert acme.post("get_info", model_id=first).status_code == 404
     assert [path.name for path in folder.glob("checkpoints/*/*")] == ["one"]
     loading = {"session_id": acme.session(), "model_seq_id": 0, "path": saved, "optimizer": True}
     acme.result(acme.post("load_weights", **loading))
-    status, refused = command("stop", first)
-    assert (status, "there is no model" in refused["error"]["message"]) == (1, True)
+    assert "there is no model" in command.json("stop", first, status=1)["error"]["message"]
     assert command("show", "../x")[0] == 1
     assert command("stop", "../x")[0] == 1
 
@@ -112,7 +107,7 @@ def test_steps_and_tokens_outlive_the_process(base: LoadedBase, folder: Path):
     assert counted == [(1, 11), (2, 22), (3, 33)]
 
 
-def test_nobody_else_is_the_operator(trainer: str, command: Command, tmp_path: Path):
+def test_nobody_else_is_the_operator(trainer: str, command: Prelude, config: Path, tmp_path: Path):
     client = headers_of_router(SECRET, "acme", "prelude_key")  # what the router passes on, whatever its path is
     secret = client["authorization"]
     for headers in ({}, {"authorization": f"{secret}x"}, client):
@@ -120,32 +115,22 @@ def test_nobody_else_is_the_operator(trainer: str, command: Command, tmp_path: P
         assert httpx.delete(f"{trainer}/models/x", headers=headers).status_code == 401
     assert httpx.get(f"{trainer}/models", headers={"authorization": secret}).status_code == 200
     (tmp_path / "other").write_text("x" * 40)
-    status, refused = command("list", key=tmp_path / "other")
-    assert (status, refused["error"]["code"]) == (1, "refused")
-    status, refused = command("list", url="http://127.0.0.1:9")
-    assert (status, refused["error"]["code"]) == (1, "unavailable")
+    calling(config, key=str(tmp_path / "other"))
+    assert command.json("list", status=1)["error"]["code"] == "refused"
+    calling(config, url="http://127.0.0.1:9")
+    assert command.json("list", status=1)["error"]["code"] == "unavailable"
 
 
 @pytest.fixture
-def delete(trainer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Deletes a tenant, of which the catalog has `acme` alone; exit status, and what is printed as JSON."""
-    config = make_demo(tmp_path / "toy")
-    (tmp_path / "key").write_text(SECRET)
+def delete(config: Path, capsys: pytest.CaptureFixture[str]) -> Prelude:
+    """Deletes the tenant `acme`, the only one that the catalog has."""
+    prelude = Prelude(capsys, end=("--config", str(config)))
+    prelude.prints("keys", "create", "ci", "--tenant", "acme")
+    return deleting(prelude, "acme")
 
-    def run(*words: str, tenant: str = "acme", url: str = trainer) -> tuple[int, Any]:
-        section = {"url": url, "key": str(tmp_path / "key")}
-        config.write_text(yaml.safe_dump({**yaml.safe_load(config.read_text()), "trainer": section}))
-        words = ("tenants", "delete", tenant, "--yes", "--without-workers", *words)
-        capsys.readouterr()
-        try:
-            main([*words, "--config", str(config), "--json"])
-            status = 0
-        except SystemExit as ended:
-            status = int(str(ended.code))
-        return status, json.loads(capsys.readouterr().out)
 
-    main(["keys", "create", "ci", "--tenant", "acme", "--config", str(config)])
-    return run
+def deleting(prelude: Prelude, tenant: str) -> Prelude:
+    return replace(prelude, begin=("tenants", "delete", tenant, "--yes", "--without-workers"))
 
 
 def client_of(url: str, tenant: str) -> RawClient:
@@ -182,14 +167,14 @@ def tenants_in(service: Service, folder: Path) -> dict[str, set[str]]:
 
 
 def test_all_goes_but_what_the_next_tenant_and_others_have(
-    service: Service, trainer: str, delete: Command, folder: Path
+    service: Service, trainer: str, delete: Prelude, folder: Path
 ):
     first, others = fill(service, trainer, "acme"), {"beta", "acme.x", "acm"}
     for tenant in ("acme#5", *others):
         fill(service, trainer, tenant)
     assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset({"acme", "acme#5", *others})}
-    status, answer = delete()
-    assert (status, answer["left"]["trainer"], answer["nothing_left"]) == (0, "", True)
+    answer = delete.json()
+    assert (answer["left"]["trainer"], answer["nothing_left"]) == ("", True)
     assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset(others)}
     assert client_of(trainer, "acme").post("get_info", model_id=first).status_code == 404
     assert service._rollouts.find("acme", np.array([3, 4, 5, 6, 7], np.int32)) == ()
@@ -197,33 +182,35 @@ def test_all_goes_but_what_the_next_tenant_and_others_have(
     following = answer["next_cache_namespace"]
     fill(service, trainer, following)
     fill(service, trainer, "acme")  # by a router that had not heard of it
-    assert delete()[0] == 0
+    delete.prints()
     assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset({following, *others})}
 
 
 def test_what_a_tenant_has_that_a_restored_catalog_does_not_know(
-    service: Service, trainer: str, delete: Command, folder: Path
+    service: Service, trainer: str, delete: Prelude, config: Path, folder: Path
 ):
     fill(service, trainer, "acme")
     service._rollouts.add("sampler#9", [3], [[4]])
     client_of(trainer, "recorded").session()
-    status, answer = delete(tenant="beta")
-    assert (status, answer["error"]["message"]) == (1, "there is no tenant 'beta'; `prelude tenants list` shows them")
-    status, answer = delete(tenant="beta", url="http://127.0.0.1:9")
-    assert (status, "the trainer may have something of it, but" in answer["error"]["message"]) == (1, True)
+    beta = deleting(delete, "beta")
+    message = beta.json(status=1)["error"]["message"]
+    assert message == "there is no tenant 'beta'; `prelude tenants list` shows them"
+    calling(config, url="http://127.0.0.1:9")
+    assert "the trainer may have something of it, but" in beta.json(status=1)["error"]["message"]
+    calling(config, url=trainer)
     fill(service, trainer, "beta")
-    status, answer = delete(tenant="beta")
-    assert (status, answer["left"]["trainer"], answer["nothing_left"]) == (0, "", True)
-    assert (delete(tenant="sampler")[0], delete(tenant="recorded")[0]) == (0, 0)
+    answer = beta.json()
+    assert (answer["left"]["trainer"], answer["nothing_left"]) == ("", True)
+    deleting(delete, "sampler").json()
+    deleting(delete, "recorded").json()
     assert set(map(frozenset, tenants_in(service, folder).values())) == {frozenset({"acme"})}
     following = answer["next_cache_namespace"]
     fill(service, trainer, following)
-    assert delete(tenant="beta")[1]["next_cache_namespace"] == following
-    assert tenants_in(service, folder)["records"] == {"acme", following}
+    assert beta.json()["next_cache_namespace"] == following
 
 
 def test_what_is_being_computed_is_waited_for(
-    service: Service, trainer: str, delete: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+    trainer: str, delete: Prelude, config: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its checkpoint is in no record, as its model is gone."""
     saving, may_save, save = threading.Event(), threading.Event(), Learner.save
@@ -239,13 +226,14 @@ def test_what_is_being_computed_is_waited_for(
     model = client.model()
     client.post("save_weights", model_id=model, seq_id=1, path="one")
     assert saving.wait(60)
-    status, answer = delete("--wait", "0.01")
-    assert (status, answer["nothing_left"]) == (1, False)
+    answer = delete.json("--wait", "0.01", status=1)
+    assert not answer["nothing_left"]
     assert answer["left"]["trainer"].startswith("left: a command is being computed")
     may_save.set()
-    assert delete()[0] == 0
+    delete.prints()
     assert [*folder.glob("checkpoints/*"), *folder.glob("snapshots/*")] == []
-    assert delete(url="http://127.0.0.1:9")[1]["left"]["trainer"].startswith("not known: ")
+    calling(config, url="http://127.0.0.1:9")
+    assert delete.json(status=1)["left"]["trainer"].startswith("not known: ")
 
 
 def test_strays_of_stopped_models_go_with_the_next_start(folder: Path, service: Service):
@@ -258,7 +246,7 @@ def test_strays_of_stopped_models_go_with_the_next_start(folder: Path, service: 
 
 
 def test_what_is_being_sampled_is_waited_for(
-    service: Service, trainer: str, delete: Command, folder: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, trainer: str, delete: Prelude, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """It would be noted after the tenant was deleted."""
     may_answer = threading.Event()
@@ -275,10 +263,10 @@ def test_what_is_being_sampled_is_waited_for(
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [3, 4, 5]}]}
     asked = client.post("asample", prompt=prompt, sampling_params={"max_tokens": 2, "temperature": 0.5}, **sampling)
     assert asked.status_code == 200, asked.text
-    status, found = delete("--wait", "0.01")
-    assert (status, found["left"]["trainer"]) == (1, "left: 1 requests are being sampled; try again in a moment")
+    found = delete.json("--wait", "0.01", status=1)
+    assert found["left"]["trainer"] == "left: 1 requests are being sampled; try again in a moment"
     may_answer.set()
-    assert delete()[0] == 0
+    delete.prints()
     assert tenants_in(service, folder)["rollouts"] == set()
 
 
