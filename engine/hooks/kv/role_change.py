@@ -12,6 +12,7 @@ from typing import Any
 _END_S = 10.0  # for a thread or a socket
 _FAREWELL_MS = 2000  # to reach an engine
 _FAREWELL = b"PRELUDE_FAREWELL"
+_NO_PORT = -1  # libzmq refuses it, so a decode engine's request fails at once, and it remembers nothing
 
 threads: list[threading.Thread] = []  # of the KV manager that is there now
 end_s: float | None = None  # that the one before it took to end
@@ -59,10 +60,9 @@ def _end(manager) -> None:
     global end_s
     began = time.monotonic()
     farewell = [_FAREWELL, manager.local_ip.encode(), b"%d" % manager.rank_port, manager.agent.name.encode()]
-    for ip, port in _partners(manager):
-        socket = socket_to(ip, port)
-        socket.send_multipart(farewell)
-        socket.close(linger=_FAREWELL_MS)  # does not wait
+    if manager.disaggregation_mode.value == "prefill":  # or engines that ask later would wait for this rank, each time
+        manager.rank_port = _NO_PORT
+        manager.register_to_bootstrap()
     if (heartbeat := getattr(manager, "_heartbeat_shutdown", None)) is not None:
         heartbeat.set()
     for queue in getattr(manager, "transfer_queues", ()):
@@ -72,6 +72,10 @@ def _end(manager) -> None:
     for thread in threads:
         _join(thread)
     threads.clear()
+    for ip, port in _partners(manager):  # all: no thread adds any
+        farewell_socket = socket_to(ip, port)
+        farewell_socket.send_multipart(farewell)
+        farewell_socket.close(linger=_FAREWELL_MS)  # does not wait
     for socket in (manager.server_socket, *manager._socket_cache.values(), *manager._monitor_cache.values()):
         socket.close(linger=0)
     _join(ending)
