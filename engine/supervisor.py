@@ -39,6 +39,7 @@ _POLL_S = 0.2
 _CHANGE_S = 30.0  # for each call that changes an engine's role
 _LOOK_S = 1.0  # between two looks at what an engine that starts has mapped
 _STOP_GRACE_S = 5.0
+_OUTPUT_S = 2.0  # for the output of an engine that has ended
 _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Shared memory of its own that an engine leaves: reports of load, of which SGLang removes none, and, when it is killed,
 # the message queue of its tensor-parallel ranks, of megabytes, and Python's semaphores, of which joblib changes the
@@ -375,7 +376,9 @@ class EngineSupervisor:
             return
         kill_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        await self._reader
+        # A child that has left the group, as compilers' workers do, may outlive it and hold its output open.
+        await asyncio.wait([self._reader], timeout=_OUTPUT_S)
+        self._reader.cancel()
         self._process = None
         for path in self._left_behind:
             path.unlink(missing_ok=True)

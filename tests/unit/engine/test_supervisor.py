@@ -153,6 +153,33 @@ async def test_a_role_that_changes_while_the_engine_starts(tmp_path: Path, monke
     await asyncio.gather(running, return_exceptions=True)
 
 
+_LEAVES_A_CHILD = """
+import pathlib, subprocess, sys
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+with open(sys.argv[1], "a") as file:
+    print(child.pid, file=file)
+sys.exit(3)
+"""
+
+
+async def test_a_child_that_holds_the_output_holds_up_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has left the engine's group, as compilers' workers do, so it outlives it for a while, or for good."""
+    monkeypatch.setattr(supervisor, "_OUTPUT_S", 0.1)
+    children = tmp_path / "children"
+    supervised = Supervised(tmp_path, monkeypatch, _LEAVES_A_CHILD, str(children))
+    running = supervised.start("restarts: 2")
+    try:
+        await asyncio.wait_for(supervised.found.wait(), 40)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        left = [psutil.Process(int(pid)) for pid in children.read_text().split()]
+        for child in left:
+            child.kill()
+        psutil.wait_procs(left)
+        await asyncio.sleep(0.1)  # the loop closes its ends of their pipes
+
+
 _IGNORES_SIGTERM = """
 import pathlib, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
