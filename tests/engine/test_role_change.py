@@ -143,23 +143,6 @@ def test_answers_after_each_change(engines, directories, cases):
     change_roles(engines, directories, cases, 20)
 
 
-def test_a_request_that_comes_after_its_prefill_engine_has_left(engines, directories, cases):
-    """The decode engine has never met it and asks where it is: what it hears outlasted the role of that engine."""
-    prefill, decode = engines[0], engines[1]
-    for each, role in ((prefill, "decode"), (decode, "prefill")):
-        if each.role != role:
-            each.unload()
-            each.change()
-    decode.change()  # it knows nobody
-    at = {"bootstrap_host": "127.0.0.1", "bootstrap_port": prefill.engine.spec.bootstrap_port}
-    body = completion_body(None, cases[0].prompt_ids, **at, bootstrap_room=next(_rooms))
-    answer = httpx.post(f"{decode.engine.spec.url}/v1/completions", json=body, timeout=30)
-    assert answer.status_code == 500, answer.text
-    prefill.change()
-    prefill.load(directories)
-    check_answers(prefill, decode, cases)
-
-
 @pytest.mark.long
 def test_a_thousand_changes(engines, directories, cases):
     before = [resources(engine) for engine in engines]

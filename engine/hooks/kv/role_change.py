@@ -12,7 +12,6 @@ from typing import Any
 _END_S = 10.0  # for a thread or a socket
 _FAREWELL_MS = 2000  # to reach an engine
 _FAREWELL = b"PRELUDE_FAREWELL"
-_NO_PORT = -1  # libzmq refuses it, so a decode engine's request fails at once, and it remembers nothing
 
 threads: list[threading.Thread] = []  # of the KV manager that is there now
 end_s: float | None = None  # that the one before it took to end
@@ -60,9 +59,6 @@ def _end(manager) -> None:
     global end_s
     began = time.monotonic()
     farewell = [_FAREWELL, manager.local_ip.encode(), b"%d" % manager.rank_port, manager.agent.name.encode()]
-    if manager.disaggregation_mode.value == "prefill":  # or engines that ask later would wait for this rank, each time
-        manager.rank_port = _NO_PORT
-        manager.register_to_bootstrap()
     if (heartbeat := getattr(manager, "_heartbeat_shutdown", None)) is not None:
         heartbeat.set()
     for queue in getattr(manager, "transfer_queues", ()):
