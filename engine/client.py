@@ -1,6 +1,7 @@
 """HTTP client for an engine's control endpoints, used by its agent."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ _KEEPALIVE_S = 2.0  # SGLang closes idle connections after 5 s; a call on a clos
 
 _METRICS_TIMEOUT_S = 5.0  # below Prometheus' own, 10 s
 MAX_METRICS_BYTES = 16 * 1024**2
+_MAX_ANSWER_BYTES = 64 * 1024**2  # of any other answer; the longest is the list of 100,000 adapters
 
 # Those that the agent uses.
 _ADMIN_PATHS = frozenset({"/load_lora_adapter", "/unload_lora_adapter", "/freeze_gc", "/pd_role_switch"})
@@ -135,22 +137,22 @@ class EngineClient:
 
         Raises EngineUnreachable, and EngineRefused for more than MAX_METRICS_BYTES.
         """
-        page = bytearray()
         async with self._answer("GET", "/metrics", None, _METRICS_TIMEOUT_S, "text/plain;version=0.0.4") as answer:
             if answer.status != 200:
                 raise EngineRefused(f"/metrics answered {answer.status}")
-            async for part in answer.content.iter_any():
-                page += part
-                if len(page) > MAX_METRICS_BYTES:
-                    raise EngineRefused(f"/metrics answered more than {MAX_METRICS_BYTES} bytes")
-        return bytes(page)
+            return await _content(answer, MAX_METRICS_BYTES)
 
     async def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         async with self._answer(method, path, body, timeout_s) as answer:
-            text = await answer.text()
-            if answer.status >= 400 and not text.startswith('{"rid"'):
-                raise EngineRefused(f"{path} answered {answer.status}: {text[:500]}")
-            return await answer.json() if answer.content_type == "application/json" else text
+            content = await _content(answer, _MAX_ANSWER_BYTES)
+            if answer.status >= 400 and not content.startswith(b'{"rid"'):
+                raise EngineRefused(f"{path} answered {answer.status}: {content[:500].decode(errors='replace')}")
+            if answer.content_type != "application/json":
+                return None
+            try:
+                return json.loads(content)
+            except (ValueError, RecursionError) as error:
+                raise EngineRefused(f"{path} answered what is no JSON") from error
 
     @contextlib.asynccontextmanager
     async def _answer(
@@ -176,6 +178,16 @@ class EngineClient:
         except (aiohttp.ClientError, TimeoutError) as error:
             self.num_answers += is_exhaustion(error)
             raise EngineUnreachable(f"{self._url}{path}: {error or type(error).__name__}") from error
+
+
+async def _content(answer: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+    """The body of an answer, which may be a peer's. Raises EngineRefused for more bytes."""
+    content = bytearray()
+    async for part in answer.content.iter_any():
+        content += part
+        if len(content) > most_bytes:
+            raise EngineRefused(f"{answer.url.path} answered more than {most_bytes} bytes")
+    return bytes(content)
 
 
 def _load_of(rank: dict[str, Any]) -> EngineLoad:

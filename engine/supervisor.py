@@ -39,6 +39,7 @@ _POLL_S = 0.2
 _CHANGE_S = 30.0  # for each call that changes an engine's role
 _LOOK_S = 1.0  # between two looks at what an engine that starts has mapped
 _STOP_GRACE_S = 5.0
+_OUTPUT_S = 2.0  # for the output of an engine that has ended
 _BACKOFF_S = (0.2, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Shared memory of its own that an engine leaves: reports of load, of which SGLang removes none, and, when it is killed,
 # the message queue of its tensor-parallel ranks, of megabytes, and Python's semaphores, of which joblib changes the
@@ -152,18 +153,14 @@ class EngineSupervisor:
         self._role = role
         if self.snapshot.status is not EngineStatus.UP:
             return  # it gets the role when it has started
-        process, deadline = self._process, time.monotonic() + _CHANGE_S
+        process = self._process
         assert process is not None
         try:
             async with contextlib.aclosing(self._spec.client(_CHANGE_S)) as client:
                 for revision_id in await client.loaded_adapters():
                     await client.unload_adapter(revision_id, _CHANGE_S)
-                watch.ended("adapters_unloaded_s")
-                while not await client.change_role(role, _CHANGE_S):  # a peer may be warming it up
-                    if time.monotonic() > deadline:
-                        raise EngineRefused("it has requests")
-                    await asyncio.sleep(_POLL_S)
-            reports = await self._proven_in_time()
+            watch.ended("adapters_unloaded_s")
+            reports = await self._proven_in_role()
             watch.ended("engine_switched_s")
             # A part of the switch.
             watch.parts["kv_manager_ended_s"] = max(round(report.kv_end_s or 0.0, 3) for report in reports)
@@ -207,10 +204,11 @@ class EngineSupervisor:
         self._set(EngineStatus.STARTING, reason="the engine is starting")
         await self._files_checked()
         await self._spawn()
-        reports = await self._wait_until_up()
-        pids = [report.pid for report in reports]
+        await self._wait_until_up()
         self._note_shared_memory()
         await self._files_checked()  # they may have changed while it read them
+        reports = await self._proven_in_role()
+        pids = [report.pid for report in reports]
         log.info("engine up", extra={"fields": {"pids": pids}})
         self._output.has_clients = True
         self._start_failures.succeeded()
@@ -304,7 +302,7 @@ class EngineSupervisor:
                 self._last_lines.append(text[-500:])
                 engine_log.info(text[:4000])
 
-    async def _wait_until_up(self) -> tuple[ProcessReport, ...]:
+    async def _wait_until_up(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + self._start_timeout_s
         looked_at = 0.0
@@ -326,17 +324,19 @@ class EngineSupervisor:
             except (EngineRefused, EngineUnreachable) as error:  # it is right, and stops for a moment now and then
                 log.warning("the engine collects its modules as garbage", extra={"fields": {"reason": str(error)}})
             if self._spec.role == SWITCHING:  # now, so that later changes capture no graphs
-                for role in ("decode", self._role):
-                    await client.change_role(role, self._start_timeout_s)
-        return await self._proven_in_time()
+                await client.change_role("decode", self._start_timeout_s)
 
-    async def _proven_in_time(self) -> tuple[ProcessReport, ...]:
-        """As `_proven_reports`; the first rank may answer before others have their role."""
+    async def _proven_in_role(self) -> tuple[ProcessReport, ...]:
+        """As `_proven_reports`, once a switching engine has its role, which may become another one meanwhile."""
         deadline = time.monotonic() + (_CHANGE_S if self._spec.role == SWITCHING else 0.0)
         while True:
             try:
+                if self._spec.role == SWITCHING:
+                    async with contextlib.aclosing(self._spec.client(_CHANGE_S)) as client:
+                        if not await client.change_role(self._role, _CHANGE_S):
+                            raise EngineStartFailed("it has requests")
                 return self._proven_reports()
-            except EngineStartFailed:
+            except EngineStartFailed:  # a peer may be warming it up, and the first rank may answer before others
                 if time.monotonic() >= deadline:
                     raise
             await asyncio.sleep(_POLL_S)
@@ -376,7 +376,9 @@ class EngineSupervisor:
             return
         kill_group(self._process.pid, signal.SIGKILL)
         await self._process.wait()
-        await self._reader
+        # A child that has left the group, as compilers' workers do, may outlive it and hold its output open.
+        await asyncio.wait([self._reader], timeout=_OUTPUT_S)
+        self._reader.cancel()
         self._process = None
         for path in self._left_behind:
             path.unlink(missing_ok=True)

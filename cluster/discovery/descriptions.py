@@ -9,7 +9,8 @@ from cluster.errors import DescriptionRefused
 from process.addresses import host_and_port
 
 _NAME = re.compile(NAME_PATTERN)
-_HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]")
+_LABEL = r"[A-Za-z0-9_:-]{1,63}"  # Python's resolver raises no OSError for an empty or a longer one
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*\.?|\[[0-9A-Fa-f:.]{{2,45}}\]")
 _KEY = re.compile(r"[A-Za-z0-9._~+/=-]{0,256}")  # it becomes part of a header
 _MAX_LABEL = 253  # characters of a domain or an agent's id
 _MAX_SHOWN = 80

@@ -85,6 +85,7 @@ def release_what_nobody_writes_to(original, queue):
             continue
         if writers.have_ended(receiver):
             log.warning("KV room %d: its prefill engine has ended", receiver.bootstrap_room)
+            receiver.invalidate_cached_bootstrap_infos()  # later requests ask anew where it is, unless they have
             for number in range(num_answers):  # ranks that there are not, so that none counts twice
                 receiver.kv_mgr.note_abort_ack(receiver.bootstrap_room, -1 - number, receiver._abort_generation)
         else:

@@ -101,6 +101,8 @@ def _addresses_of(name: str) -> set[str] | None:
     """None if the name cannot be resolved now."""
     try:
         return {str(found[4][0]) for found in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except UnicodeError:  # as of a name with two dots in a row, which no name server has
+        return set()
     except OSError as error:
         return set() if error.errno == socket.EAI_NONAME else None
 

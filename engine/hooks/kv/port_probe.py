@@ -73,6 +73,6 @@ def _refuses(address: tuple[str, int]) -> bool:
         socket.create_connection(address, timeout=_TIMEOUT_S).close()
     except ConnectionRefusedError:
         return True
-    except OSError:
+    except (OSError, UnicodeError):  # the latter of a name that is none
         return False  # no proof of anything
     return False

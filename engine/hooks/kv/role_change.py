@@ -59,10 +59,6 @@ def _end(manager) -> None:
     global end_s
     began = time.monotonic()
     farewell = [_FAREWELL, manager.local_ip.encode(), b"%d" % manager.rank_port, manager.agent.name.encode()]
-    for ip, port in _partners(manager):
-        socket = socket_to(ip, port)
-        socket.send_multipart(farewell)
-        socket.close(linger=_FAREWELL_MS)  # does not wait
     if (heartbeat := getattr(manager, "_heartbeat_shutdown", None)) is not None:
         heartbeat.set()
     for queue in getattr(manager, "transfer_queues", ()):
@@ -72,6 +68,10 @@ def _end(manager) -> None:
     for thread in threads:
         _join(thread)
     threads.clear()
+    for ip, port in _partners(manager):  # all: no thread adds any
+        farewell_socket = socket_to(ip, port)
+        farewell_socket.send_multipart(farewell)
+        farewell_socket.close(linger=_FAREWELL_MS)  # does not wait
     for socket in (manager.server_socket, *manager._socket_cache.values(), *manager._monitor_cache.values()):
         socket.close(linger=0)
     _join(ending)

@@ -64,12 +64,14 @@ class HostEntry:
             os.link(path, link, follow_symlinks=False)
         except OSError:  # as on another host
             return False
-        status = os.lstat(link)
-        if (status.st_uid, status.st_size) != (os.getuid(), num_bytes):
-            link.unlink()
-            return False
-        self.open_packed().close()
-        os.replace(link, self.packed)
+        try:
+            status = os.lstat(link)
+            if (status.st_uid, status.st_size) != (os.getuid(), num_bytes):
+                return False
+            self.open_packed().close()
+            os.replace(link, self.packed)
+        finally:
+            link.unlink(missing_ok=True)  # it would keep the file's memory
         self.is_shared = True
         return True
 

@@ -117,6 +117,16 @@ async def test_an_engine_with_requests_keeps_its_role():
             await client.change_role("decode", 5)
 
 
+@pytest.mark.parametrize("body", [b"\xff", b"{", b"[" * 100_000])
+async def test_what_a_peer_answers_that_is_no_json_ends_no_agent(body: bytes) -> None:
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    async with served([web.post("/v1/completions", answer)]) as url, aclosing(EngineClient(url)) as client:
+        with pytest.raises(EngineRefused, match="/v1/completions answered what is no JSON"):
+            await client.complete({}, 5)
+
+
 @pytest.mark.parametrize("is_seen", [False, True])
 async def test_an_engine_that_ends_while_its_role_changes_ends_nothing_else(
     monkeypatch: pytest.MonkeyPatch, is_seen: bool

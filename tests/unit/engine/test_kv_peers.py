@@ -59,6 +59,12 @@ def test_a_failed_lookup_forgets_nobody(monkeypatch: pytest.MonkeyPatch, failure
     assert not peers.include("10.0.0.7")
 
 
+@pytest.mark.parametrize("name", ["decode..svc", ".", "d" * 64])
+def test_a_name_that_is_none_is_nobodys(name: str):
+    """An error would end the thread that answers handshakes, and no peer could connect any more."""
+    assert not KvPeers([name, "10.0.0.2"]).include("10.0.0.3")
+
+
 def test_a_stranger_is_logged_once_and_not_without_bound(caplog: pytest.LogCaptureFixture):
     peers = KvPeers(["10.0.0.2"])
     for _ in range(3):

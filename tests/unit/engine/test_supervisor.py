@@ -1,8 +1,11 @@
 """Engines that do not start, and those that are stopped: their reason is found, and nothing of them is left behind."""
 
 import asyncio
+import json
+import os
 import sys
 import threading
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
@@ -11,8 +14,12 @@ from support.engines.running_engine import engine_spec
 from support.waiting import until
 
 from engine import supervisor
+from engine.arguments import EngineSpec
+from engine.hooks.ledger import hooks_for
+from engine.hooks.report import ProcessReport
 from engine.output import reason_in
 from engine.supervisor import EngineGivenUp, EngineSnapshot, EngineStatus, EngineSupervisor, StartFailures
+from process.log import Stopwatch
 
 WARNED = [
     "/x/parser.py:12: SyntaxWarning: invalid escape sequence '\\d'",
@@ -101,6 +108,76 @@ async def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch: py
     running.cancel()
     come.set()
     await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("step", ["its first decode", "its files are checked again", "its first prefill"])
+async def test_a_role_that_changes_while_the_engine_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str):
+    """Else the next agent would wait for good for an engine that has the role before."""
+    supervised = Supervised(tmp_path, monkeypatch, "import time; time.sleep(600)")
+    spec = replace(supervised.spec, role="switching")
+    hooks, loop = [each.name for each in hooks_for(spec.role, spec.device)], asyncio.get_running_loop()
+    steps = ["its files are checked", "its first decode", "its files are checked again", "its first prefill"]
+
+    async def next_step(kind: str) -> None:
+        if steps and kind in steps[0] and steps.pop(0) == step:
+            await engine.change_role("decode", Stopwatch())
+
+    class Client:
+        async def answers(self) -> bool:
+            return True
+
+        async def spare_garbage_collection(self) -> None: ...
+
+        async def change_role(self, role: str, _timeout_s: float) -> bool:
+            await next_step(role)
+            for process in ("server", "scheduler-0"):
+                report = ProcessReport(process, os.getpid(), hooks, role=role)
+                (spec.report_dir / f"{process}.json").write_text(json.dumps(asdict(report)))
+            return True
+
+        async def aclose(self) -> None: ...
+
+    def check_files() -> None:
+        asyncio.run_coroutine_threadsafe(next_step("files"), loop).result(30)
+
+    def note(snapshot: EngineSnapshot) -> None:
+        if snapshot.status is EngineStatus.UP:
+            supervised.found.set()
+
+    monkeypatch.setattr(EngineSpec, "client", lambda _spec, _timeout_s: Client())
+    engine = EngineSupervisor(spec, 60, note, check_files=check_files)
+    running = asyncio.create_task(engine.run())
+    await asyncio.wait_for(supervised.found.wait(), 40)
+    assert ({each.role for each in engine.snapshot.reports}, engine.snapshot.num_restarts) == ({"decode"}, 0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+_LEAVES_A_CHILD = """
+import pathlib, subprocess, sys
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+with open(sys.argv[1], "a") as file:
+    print(child.pid, file=file)
+sys.exit(3)
+"""
+
+
+async def test_a_child_that_holds_the_output_holds_up_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It has left the engine's group, as compilers' workers do, so it outlives it for a while, or for good."""
+    monkeypatch.setattr(supervisor, "_OUTPUT_S", 0.1)
+    children = tmp_path / "children"
+    supervised = Supervised(tmp_path, monkeypatch, _LEAVES_A_CHILD, str(children))
+    running = supervised.start("restarts: 2")
+    try:
+        await asyncio.wait_for(supervised.found.wait(), 40)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        left = [psutil.Process(int(pid)) for pid in children.read_text().split()]
+        for child in left:
+            child.kill()
+        psutil.wait_procs(left)
+        await asyncio.sleep(0.1)  # the loop closes its ends of their pipes
 
 
 _IGNORES_SIGTERM = """

@@ -291,6 +291,9 @@ BASE = {"name": "d0"}
         ({"engine_url": "http://user@10.0.0.1:1"}, "its engine_url"),
         ({"engine_url": "http://10.0.0.1:1?x=\r\nhost:y"}, "its engine_url"),
         ({"engine_url": "http://" + "h" * 300 + ":1"}, "its engine_url"),
+        ({"engine_url": "http://" + "h" * 64 + ":1"}, "its engine_url"),
+        ({"engine_url": "http://h..svc:1"}, "its engine_url"),
+        ({"engine_url": "http://.:1"}, "its engine_url"),
         ({"engine_url": "http://[::1:1"}, "its engine_url"),
         ({"domain": "x" * 1000}, "its domain"),
         ({"agent_id": "a\x00"}, "its agent_id"),
@@ -311,6 +314,7 @@ async def test_hostile_descriptions(fields, says):
     [
         ({"kv_host": "", "kv_bootstrap_port": 1}, "its kv_host"),
         ({"kv_host": "a b", "kv_bootstrap_port": 1}, "its kv_host"),
+        ({"kv_host": "h..svc", "kv_bootstrap_port": 1}, "its kv_host"),
         ({"kv_host": "h", "kv_bootstrap_port": 0}, "its kv_bootstrap_port is 0"),
         ({"kv_host": "h", "kv_bootstrap_port": 70000}, "its kv_bootstrap_port is 70000"),
     ],

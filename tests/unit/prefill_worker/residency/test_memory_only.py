@@ -22,6 +22,7 @@ from support.adapters.random_adapters import write_random_lora, write_random_ref
 from adapters.errors import AdapterIncompatible, AdapterMalformed, AdapterUnsupported, InvalidReference
 from adapters.files.digest import sha256_of_chunks
 from adapters.formats.safetensors_file import header_of
+from adapters.identity import folder_of
 from adapters.packed import announced_sha256, read_packed
 from adapters.packed.metadata import CHUNKED, DTYPE_CODES
 from adapters.store import Envelope, RevisionNotStored
@@ -316,3 +317,16 @@ async def test_another_file_at_that_path_is_not_taken(stored: StoredAdapters, tm
             worker.residency.unpin(a)
             await worker.residency.evict(a, from_disk=False)
         assert is_empty(worker)
+
+
+async def test_a_file_of_this_host_that_finds_no_folder_leaves_nothing(stored: StoredAdapters, tmp_path: Path):
+    """As where the agent is out of descriptors. A link would keep the memory of each such push."""
+    envelope, content = unstored(stored, stored.ids[0])
+    (path := tmp_path / "pushed").write_bytes(content)
+    (tmp_path / "memory").mkdir()
+    async with running_worker(stored, tmp_path, shared_memory=tmp_path / "memory") as worker:
+        (worker.shared / f"{folder_of(stored.ids[0])}.1").mkdir()  # its own
+        with pytest.raises(FileExistsError):
+            await worker.residency.put(envelope, nothing(), 5, str(path))
+        assert is_empty(worker)
+        assert path.stat().st_nlink == 1

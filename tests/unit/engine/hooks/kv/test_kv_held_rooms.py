@@ -53,6 +53,17 @@ def test_ranks_have_ended_once_each_of_their_ports_refuses(writers: Writers):
         assert time.monotonic() - closed_at >= ENDED_AFTER_S / 2
 
 
+def test_a_rank_at_no_name_hides_no_other(writers: Writers):
+    """An error would end the thread that looks, and no pages of an engine that has gone would be free again."""
+    nowhere, gone = Receiver(1), Receiver(0)
+    nowhere.bootstrap_infos[0]["rank_ip"] = "prefill..svc"
+    with listening() as server:
+        gone.bootstrap_infos[0]["rank_port"] = port_of(server)
+    assert not writers.have_ended(nowhere)
+    wait_until(lambda: writers.have_ended(gone))
+    assert not writers.have_ended(nowhere)
+
+
 def test_a_rank_that_is_silent_is_no_proof(writers: Writers):
     """A process that is stopped: its host takes connections for it, and nobody reads them."""
     with listening() as server:
@@ -91,7 +102,7 @@ class Rooms:
     """SGLang's queue of a decode engine's failed rooms, and what it keeps of answers."""
 
     def __init__(self, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sglang.srt.disaggregation.common.conn import CommonKVManager
+        from sglang.srt.disaggregation.common.conn import CommonKVManager, CommonKVReceiver
         from sglang.srt.disaggregation.decode import DecodeTransferQueue
 
         self.ended: set[int] = set()  # rooms whose prefill engine has gone
@@ -102,6 +113,8 @@ class Rooms:
         self._release = DecodeTransferQueue.resolve_deferred_releases
         self.manager = object.__new__(CommonKVManager)
         self.manager._deferred_abort_ack_tracker, self.manager._deferred_abort_generation = {}, 0
+        self.manager.connection_pool, self.manager.connection_lock = {}, threading.Lock()
+        self._invalidate = CommonKVReceiver.invalidate_cached_bootstrap_infos
         self._queue = queue = object.__new__(DecodeTransferQueue)
         queue.gloo_group, queue._deferred_releases, queue.deferred_kv_release_timeout = ranks, [], float("inf")
         queue.enable_host_receive, queue._observe_deferred_kv_release = False, lambda **_: None
@@ -114,7 +127,9 @@ class Rooms:
     def fail(self, room: int, num_ranks: int) -> Any:
         """Its receiver."""
         receiver = Receiving(bootstrap_room=room, kv_mgr=self.manager, abort_notified=True)
-        receiver.bootstrap_infos = [0] * num_ranks
+        receiver.bootstrap_infos = self.manager.connection_pool[f"prefill-{room}"] = [0] * num_ranks
+        receiver._connection_pool_entries = {f"prefill-{room}": receiver.bootstrap_infos}
+        receiver.invalidate_cached_bootstrap_infos = lambda: self._invalidate(receiver)
 
         def ask(force_arm: bool) -> None:
             self.asked.append(room)
@@ -155,6 +170,7 @@ def test_sglangs_queue_keeps_the_pages_until_the_writers_have_answered_or_gone(s
     rooms.ended.add(2)
     assert rooms.freed(hooked=False) == []  # SGLang alone waits on
     assert rooms.freed() == [2]  # those whose engine has gone
+    assert rooms.manager.connection_pool.keys() == {"prefill-1", "prefill-3", "prefill-4"}  # 2's is asked for anew
     rooms.ended.add(3)
     assert [rooms.freed(), rooms.freed()] == [[3], []]
     first_question, now = unheard._abort_generation, time.monotonic
