@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.fields import MAX_NAME, ConfigPath, Name, Section, is_loopback
-from cluster.config.problems import all_in_words
 from cluster.config.router import RouterConfig
 from cluster.config.workers import EngineConfig, WorkerConfig
 
@@ -213,8 +212,6 @@ class ClusterConfig(Section):
             try:
                 worker = worker.with_resolved_gpus(engine)
                 replicas = {f"{name}-{number}": worker.replica(number) for number in range(worker.replicas)}
-            except ValidationError as error:
-                raise ValueError(f"workers.{name}.engine.{all_in_words(error, EngineConfig)}") from error
             except ValueError as error:
                 raise ValueError(f"workers.{name}.{error}") from error
             if worker.replicas == 1:
@@ -243,7 +240,7 @@ class ClusterConfig(Section):
         self._check_pages_agree()
         for name, worker in self.workers.items():
             is_trainer = name == "trainer" and self.trainer is not None
-            if is_trainer or (self.tls is not None and name in ("router", "operator", "trainer", "ca")):
+            if name == "router" or is_trainer or (self.tls is not None and name in ("operator", "trainer", "ca")):
                 raise ValueError(f"workers.{name}: that name is another process's certificate or folder; rename it")
             if not self.may_be(worker.role, "prefill") and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
@@ -259,6 +256,11 @@ class ClusterConfig(Section):
     def _check_pages_agree(self) -> None:
         """A decode engine of SGLang would end at the first transfer from an engine with different pages."""
         found = {f"discovery.{role}": self._template(role, "localhost") for role in self.discovery.by_role}
+        for name, worker in found.items():
+            try:
+                worker.with_resolved_gpus(self.engine)
+            except ValueError as error:
+                raise ValueError(f"{name}.worker.{error}") from error
         pages = {
             name: worker.engine_in(self.engine).kv_page_tokens_of(worker.role)
             for name, worker in (found | self.workers).items()

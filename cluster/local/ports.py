@@ -16,25 +16,29 @@ _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
 
 
 def with_ports(config: ClusterConfig) -> ClusterConfig:
-    """The configuration with every port of 0 replaced by a free port."""
+    """The configuration with every port of 0 replaced by a free port. Raises StartError."""
     with contextlib.ExitStack() as held:  # kept open until all are chosen, so that they differ
 
-        def free_port(host: str) -> int:
-            return held.enter_context(bound_socket(host)).getsockname()[1]
+        def free_port(field: str, host: str) -> int:
+            try:
+                return held.enter_context(bound_socket(host)).getsockname()[1]
+            except OSError as error:
+                raise StartError(f"{field}: no port can be opened at {host}: {error.strerror or error}") from error
 
         workers = {}
         for name, worker in config.workers.items():
             fields = _PORT_FIELDS + (("bootstrap_port",) if config.may_be(worker.role, "prefill") else ())
-            chosen: dict[str, Any] = {field: free_port(worker.host) for field in fields if getattr(worker, field) == 0}
+            open_fields = [field for field in fields if getattr(worker, field) == 0]
+            chosen: dict[str, Any] = {field: free_port(f"workers.{name}.{field}", worker.host) for field in open_fields}
             workers[name] = worker.model_copy(update=chosen)
         router = config.router
         if router.port == 0:
-            router = router.model_copy(update={"port": free_port(router.host)})
+            router = router.model_copy(update={"port": free_port("router.port", router.host)})
         admin = router.admin
         if admin.port is None and not _is_free(admin.host, router.admin_port, workers.values()):
             admin = admin.model_copy(update={"port": 0})
         port = admin.port if admin.port is not None else router.admin_port
-        admin = admin.model_copy(update={"port": port or free_port(admin.host)})
+        admin = admin.model_copy(update={"port": port or free_port("router.admin.port", admin.host)})
         router = router.model_copy(update={"admin": admin})
     return config.model_copy(update={"workers": workers, "router": router})
 
