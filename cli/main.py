@@ -54,6 +54,13 @@ def _run(argv: list[str] | None) -> None:
     except (ClusterError, BenchError, TrainingError) as error:
         print(f"prelude: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError | BenchOptionInvalid | OptionInvalid) else 1)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if arguments.writes_log:
+            raise
+        print(f"prelude: {str(error) or type(error).__name__}", file=sys.stderr)  # such as a full disk
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -312,8 +319,6 @@ def _demo(arguments: argparse.Namespace) -> None:
         print(make_demo(folder, file, device, is_unified=is_unified))
     except ImportError as error:
         raise StartError(f"{error.name} is not installed; `make setup` installs what a demo needs") from error
-    except OSError as error:
-        raise StartError(f"the demo cannot be written to {folder}: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

@@ -115,6 +115,9 @@ def test_renewed_ones_have_the_names_of_the_old_ones_and_other_keys(config: Path
         (["issue"], 1, "`prelude certs init` makes an authority"),
         (["init", "--trust-domain", "Not A Domain"], 2, "must be lower-case letters"),
         (["init", "--days", "-3"], 2, "no number of days"),
+        (["renew"], 1, "`prelude certs init` makes an authority"),
+        (["issue", "--host", "[::1]"], 2, "without scheme, brackets or port; found '[::1]'"),
+        (["init", "--days", "1", "--folder", "/proc/none"], 1, "No such file or directory: '/proc/none'"),
         (["issue", "nobody"], 2, "there is router, operator, prefill-0, decode-0"),
     ],
 )
@@ -125,6 +128,66 @@ def test_wrong_usage_says_what_is_right(
         certs(config, "init")
     certs(config, *words, status=status)
     assert text in capsys.readouterr().err
+
+
+def test_one_that_cannot_be_renewed_does_not_keep_others_from_it(config: Path, capsys: pytest.CaptureFixture[str]):
+    certs(config, "init")
+    certs(config, "issue")
+    before = files(config, "router").certificate.read_bytes()
+    (config.parent / "certs" / "clients.crt").write_text("of somebody else")
+    capsys.readouterr()
+    certs(config, "renew", "--within", "91", "--json", status=1)
+    found = capsys.readouterr()
+    assert "clients.crt: has no certificate" in found.err
+    assert [Path(path).stem for path in json.loads(found.out)["renewed"]] == [
+        "decode-0", "operator", "prefill-0", "router"
+    ]  # fmt: skip
+    assert files(config, "router").certificate.read_bytes() != before
+
+
+class TestAnAuthorityIsReplaced:
+    """As docs/security.md has it: old and new are in ca.crt for a while."""
+
+    @pytest.mark.parametrize("is_new_last", [True, False])
+    def test_the_key_decides_which_one_issues(self, config: Path, is_new_last: bool):
+        made(config)
+        old, new = config.parent / "certs", config.parent / "new"
+        certs(config, "init", "--folder", str(new))
+        both = [(old / "ca.crt").read_text(), (new / "ca.crt").read_text()]
+        for folder in (old, new):
+            (folder / "ca.crt").write_text("".join(both if is_new_last else both[::-1]))
+        for folder, name in ((old, "decode-0"), (new, "prefill-0")):
+            certs(config, "issue", name, "--folder", str(folder))
+            own = CertificateFiles(folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt")
+            assert check(own).identity is not None
+
+    @pytest.mark.parametrize("wrong", ["another's", "damaged", "of another kind", "with a password"])
+    def test_a_key_that_cannot_sign_changes_nothing(self, config: Path, capsys: pytest.CaptureFixture[str], wrong: str):
+        from cryptography.hazmat.primitives.asymmetric import ec, rsa
+        from cryptography.hazmat.primitives.serialization import (
+            BestAvailableEncryption,
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+        )
+
+        made(config)
+        before = files(config, "router").certificate.read_bytes()
+        is_rsa = wrong == "of another kind"
+        key = rsa.generate_private_key(65537, 2048) if is_rsa else ec.generate_private_key(ec.SECP256R1())
+        hidden = BestAvailableEncryption(b"password") if wrong == "with a password" else NoEncryption()
+        pem = b"no key" if wrong == "damaged" else key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden)
+        (config.parent / "certs" / "ca.key").write_bytes(pem)
+        for words in (["issue", "router"], ["renew", "--within", "91"]):
+            certs(config, *words, status=1)
+            assert "ca." in capsys.readouterr().err
+        assert files(config, "router").certificate.read_bytes() == before
+
+    def test_an_expired_one_issues_nothing(self, config: Path, capsys: pytest.CaptureFixture[str]):
+        certs(config, "init", "--days", "1e-9")
+        certs(config, "issue", status=1)
+        assert "ca.crt: expired at" in capsys.readouterr().err
+        assert not files(config, "router").certificate.exists()
 
 
 def test_init_replaces_no_authority(config: Path, capsys: pytest.CaptureFixture[str]):

@@ -127,6 +127,22 @@ def test_a_reader_that_leaves_sees_no_traceback(words: list[str]):
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.parametrize(
+    ("kibibytes", "text"),
+    [
+        (0, "prelude: [Errno 2] No usable temporary directory found"),
+        (1, "File too large; set TMPDIR to another folder"),
+    ],
+)
+def test_a_disk_without_room_ends_a_command_in_words(kibibytes: int, text: str, short_path: Path):
+    """A limit on files' sizes is in the place of a full disk."""
+    (short_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    (short_path / "cluster.yaml").write_text(CLUSTER + "router: {port: 0}\n")
+    script = f'ulimit -f {kibibytes}; exec "$0" -m cli.main up'
+    done = subprocess.run(["bash", "-c", script, sys.executable], cwd=short_path, capture_output=True, text=True)
+    assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
 def test_a_closed_output_is_no_fault():
     """As with `>&-`."""
     script = 'exec "$0" -m cli.main --version >&-'
