@@ -226,7 +226,7 @@ class WorkerAgent:
             given_up, *_ = await _end([self._supervising, *tasks])
             if self._stop not in done:
                 if isinstance(given_up, EngineGivenUp):
-                    raise StartError(f"the engine fails at each start: {given_up}") from given_up
+                    raise StartError(str(given_up)) from given_up
                 raise SystemExit(1)
             self._stop.cancel()
         return ""

@@ -18,6 +18,13 @@ WARNED = [
     "/x/parser.py:12: SyntaxWarning: invalid escape sequence '\\d'",
     "  pattern = '\\d+'",
 ]
+LEAKS = [
+    "nanobind: leaked 64 types!",
+    ' - leaked type "PROPAGATE_NAN"',
+    " - ... skipped remainder",
+    "nanobind: this is likely caused by a reference counting issue in the binding code.",
+    "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
+]
 TRACEBACK = [
     "[2026-11-28 08:00:00] Scheduler hit an exception: Traceback (most recent call last):",
     '  File "/x/scheduler.py", line 1, in run',
@@ -42,7 +49,11 @@ TRACEBACK = [
             ["Prelude's hooks could not be installed: jsonschema requires pycountry", *WARNED],
             "Prelude's hooks could not be installed: jsonschema requires pycountry",
         ),
-        ([*WARNED, "loading", "killed"], "loading | killed"),
+        (
+            ["  [--help]", "sglang serve: error: unrecognized arguments: --no-such", *LEAKS],
+            "sglang serve: error: unrecognized arguments: --no-such",
+        ),
+        ([*WARNED, "loading", "killed", *LEAKS], "loading | killed"),
         (WARNED, ""),
         ([], ""),
     ],
