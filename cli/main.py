@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, BaseModelInvalid
 from bench.errors import BenchError
 from bench.errors import OptionInvalid as BenchOptionInvalid
 from cli.libraries import quiet_libraries, quieten_imports
@@ -51,9 +51,9 @@ def _run(argv: list[str] | None) -> None:
     try:
         with contextlib.nullcontext() if arguments.writes_log else quiet_libraries():
             arguments.run(arguments)
-    except (ClusterError, BenchError, TrainingError) as error:
+    except (AdapterError, ClusterError, BenchError, TrainingError) as error:
         print(f"prelude: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError | BenchOptionInvalid | OptionInvalid) else 1)
+        sys.exit(2 if isinstance(error, BaseModelInvalid | ConfigError | BenchOptionInvalid | OptionInvalid) else 1)
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -210,10 +210,7 @@ def _router(arguments: argparse.Namespace) -> None:
             logging.getLogger("router").warning(note)
         from router.server import run
 
-    try:
-        run(config)
-    except AdapterError as error:  # the catalog or the base model that the configuration names
-        raise ConfigError(str(error)) from error
+    run(config)
 
 
 def _worker(arguments: argparse.Namespace) -> None:

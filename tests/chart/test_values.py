@@ -64,7 +64,7 @@ def test_a_section_whose_lines_are_all_comments_is_refused_by_name_or_harmless(s
             changed(scenario, change)
         except Refused as error:
             text = str(error)
-            assert f"missing property '{place[-1]}'" in text or '.'.join(place) in text, place
+            assert f"missing property '{place[-1]}'" in text or ".".join(place) in text, place
             refused.add(".".join(place))
     assert {"router", "router.tls", "poolDefaults.pdb", "ports.kv", "model.volume"} <= refused
 

@@ -4,10 +4,12 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -141,6 +143,20 @@ def test_a_disk_without_room_ends_a_command_in_words(kibibytes: int, text: str, 
     script = f'ulimit -f {kibibytes}; exec "$0" -m cli.main up'
     done = subprocess.run(["bash", "-c", script, sys.executable], cwd=short_path, capture_output=True, text=True)
     assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
+@pytest.mark.parametrize("command", ["up", "router"])
+def test_a_catalog_of_a_later_release_starts_nothing(command: str, short_path: Path):
+    """As after a rollback."""
+    (short_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    (short_path / "cluster.yaml").write_text(CLUSTER + "router: {port: 0, auth: {}}\n")
+    words = [sys.executable, "-m", "cli.main"]
+    subprocess.run([*words, "catalog", "migrate"], cwd=short_path, capture_output=True, check=True)
+    with closing(sqlite3.connect(short_path / ".prelude" / "catalog.db")) as catalog, catalog:
+        catalog.execute("UPDATE alembic_version SET version_num = '9999'")
+    done = subprocess.run([*words, command], cwd=short_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("prelude: the catalog's tables are at step 9999")
 
 
 def test_a_closed_output_is_no_fault():
