@@ -1,4 +1,4 @@
-"""Free ports for the processes of a cluster on this machine."""
+"""Free ports for the processes of a cluster on this machine, and sockets bound to given ones."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from cluster.config.schema import ClusterConfig
 from cluster.config.workers import WorkerConfig
-from cluster.errors import StartError
+from cluster.errors import ConfigError, StartError
 from process.addresses import host_and_port
 from process.free_ports import bound_socket, unbound_socket
 
@@ -69,6 +69,23 @@ def check_free(config: ClusterConfig) -> None:
             raise StartError(
                 f"{field}: {host_and_port(host, port)} is not available ({error.strerror}); choose another"
             ) from error
+
+
+def bound_listener(field: str, host: str, port: int) -> socket.socket:
+    """A socket bound to the port that a field of cluster.yaml names. Raises ConfigError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        where, why = host_and_port(host, port), getattr(error, "strerror", "no host has such a name")
+        raise ConfigError(f"{field}: {where} is not available ({why}); choose another") from error
+    return listener
 
 
 def _why_not_free(host: str, port: int) -> OSError | None:
