@@ -164,7 +164,7 @@ def _completion(arguments: argparse.Namespace) -> None:
 def _up(arguments: argparse.Namespace) -> None:
     with ctrl_c_ends_process():
         from cluster.config.load import load_cluster_config
-        from cluster.local.running import record_of
+        from cluster.local.running import only_one, record_of
         from cluster.local.supervisor import run_until_stopped
 
         config = load_cluster_config(arguments.config)
@@ -174,7 +174,8 @@ def _up(arguments: argparse.Namespace) -> None:
         logs = arguments.logs or arguments.config.resolve().parent / "logs"
         print(f"Starting {len(config.workers)} workers and the router.", flush=True)
         record = record_of(arguments.config)
-        asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True), record))
+        with only_one(arguments.config):
+            asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True), record))
 
 
 def _identity_note(config: ClusterConfig, path: Path) -> str:

@@ -19,6 +19,7 @@ from adapters.files.locked_folder import LockedFolder
 from cli.main import main
 from cluster.agent import worker_agent
 from cluster.agent.worker_agent import WorkerAgent
+from cluster.local.running import only_one
 from process import log
 
 CLUSTER = """\
@@ -143,6 +144,20 @@ def test_a_disk_without_room_ends_a_command_in_words(kibibytes: int, text: str, 
     script = f'ulimit -f {kibibytes}; exec "$0" -m cli.main up'
     done = subprocess.run(["bash", "-c", script, sys.executable], cwd=short_path, capture_output=True, text=True)
     assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
+def test_a_file_is_run_once_at_a_time(short_path: Path):
+    """The second one would begin the logs of the first one anew."""
+    (short_path / "config.json").write_text(json.dumps(SMALL_LLAMA))
+    config = short_path / "cluster.yaml"
+    config.write_text(CLUSTER + "router: {port: 0}\n")
+    command = [sys.executable, "-m", "cli.main", "up", "--config", config]
+    with only_one(config):
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.split(";")[0]) == (1, f"prelude: {config}: another `prelude up` runs it")
+    assert not (short_path / "logs").exists()
+    with only_one(config):
+        pass
 
 
 @pytest.mark.parametrize("command", ["up", "router"])
