@@ -81,7 +81,7 @@ class CatalogConfig(Section):
 
     # sqlite:////absolute/file or postgresql://…; None: PRELUDE_CATALOG_URL if set, else .prelude/catalog.db beside
     # cluster.yaml.
-    url: str | None = None
+    url: Annotated[str, Field(min_length=1)] | None = None
 
 
 class StoreConfig(Section):
@@ -91,7 +91,9 @@ class StoreConfig(Section):
     named here. Workers only read (docs/security.md).
     """
 
-    url: str | None = None  # file:///folder or s3://bucket/prefix; None: .prelude/store beside cluster.yaml
+    url: Annotated[str, Field(min_length=1)] | None = (
+        None  # file:///folder or s3://bucket/prefix; None: .prelude/store beside cluster.yaml
+    )
     s3_endpoint_url: str | None = None  # None: AWS
     s3_region: str | None = None
     s3_profile: str | None = None  # profile of routers and commands; None: the environment's

@@ -287,6 +287,8 @@ def test_limits_and_ages_that_are_none(prelude):
     for age in ("7", "d", "-1d", "1.5h", "7 d"):
         status, _, errors = prelude("gc", f"--older-than={age}")
         assert (status, "such as 12h" in errors) == (2, True), age
+    status, _, errors = prelude("gc", "--older-than=999999999d")  # before the first year
+    assert (status, "'999999999d' is over a hundred years" in errors) == (2, True)
 
 
 def test_a_database_that_is_not_there(prelude, folder):

@@ -214,6 +214,14 @@ def test_all_of_a_long_snapshot_is_read(prelude: Run, agent: tuple[Agent, int], 
     assert (status, result["left"]["workers"]) == (1, {"u": [own]})
 
 
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+def test_a_wait_that_is_no_time_is_refused(seconds: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["tenants", "delete", "acme", "--yes", f"--wait={seconds}"])
+    assert ended.value.code == 2
+    assert f"--wait: '{seconds}' is no number from 0 on" in capsys.readouterr().err
+
+
 def test_a_tenant_of_the_configuration_stays(prelude: Run, folder: Path):
     with (folder / "cluster.yaml").open("a") as file:
         file.write("adapters: {acme/legal: {path: lora-1}}\n")

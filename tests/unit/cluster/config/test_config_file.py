@@ -170,6 +170,8 @@ BAD = {
     "an issuer that is not there": (
         GOOD + "router: {auth: {oidc: [{issuer: '', audience: a}]}}\n", ("issuer: expected a URL", "found ''"),
     ),
+    "a URL that a template left empty": (GOOD + "catalog: {url: ''}\n", (":10: catalog.url", "at least 1 character")),
+    "the same of the store": (GOOD + "store: {url: ''}\n", (":10: store.url", "at least 1 character")),
     "a worker called as the router": (
         UNIFIED.replace("  u:", "  router:"), ("workers.router: that name is another process's certificate",),
     ),
