@@ -291,6 +291,17 @@ def test_limits_and_ages_that_are_none(prelude):
     assert (status, "'999999999d' is over a hundred years" in errors) == (2, True)
 
 
+def test_a_restore_says_what_the_backup_lacks(prelude, folder, capsys):
+    prelude("import", "bot", "lora-1")
+    assert run_command(capsys, "catalog", "backup", "kept")[0] == 0
+    (lost,) = (path for path in (folder / "kept" / "revisions").rglob("*") if path.is_file())
+    lost.unlink()
+    shutil.rmtree(folder / ".prelude")
+    status, out, _ = run_command(capsys, "catalog", "restore", "kept", "--allow-missing")
+    assert (status, "1 are missing or damaged; `prelude adapters fsck` lists them" in out) == (0, True)
+    assert prelude("fsck")[0] == 1
+
+
 def test_a_database_that_is_not_there(prelude, folder):
     with (folder / "cluster.yaml").open("a") as file:
         file.write("catalog: {url: 'postgresql://nobody@127.0.0.1:1/none'}\n")
