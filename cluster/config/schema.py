@@ -15,6 +15,7 @@ from cluster.config.fields import MAX_NAME, ConfigPath, Name, Section, is_loopba
 from cluster.config.router import RouterConfig
 from cluster.config.workers import EngineConfig, WorkerConfig
 
+_Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RoleChangeMode = Literal[False, "manual", "dry-run", "auto"]  # `off` is False in YAML
 CATALOG_VARIABLE = "PRELUDE_CATALOG_URL"  # a URL with a password comes from a secret rather than from a file
 
@@ -54,7 +55,7 @@ class AdapterLimits(Section):
     max_expert_rank: Annotated[int, Field(ge=0, le=512)] = 0
     max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3  # of an adapter's files
     slots: Annotated[int, Field(ge=1)] = 8  # distinct adapters in one prefill batch
-    target_modules: tuple[str, ...] = (
+    target_modules: Annotated[tuple[_Projection, ...], Field(min_length=1)] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
 

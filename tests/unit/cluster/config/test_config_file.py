@@ -172,6 +172,11 @@ BAD = {
     ),
     "a URL that a template left empty": (GOOD + "catalog: {url: ''}\n", (":10: catalog.url", "at least 1 character")),
     "the same of the store": (GOOD + "store: {url: ''}\n", (":10: store.url", "at least 1 character")),
+    "a projection that is none": (
+        GOOD + "adapter_limits:\n  target_modules: [q_proj,\n    qq_proj]\n",
+        (":12: adapter_limits.target_modules.1: Input should be 'q_proj', 'k_proj',", "(found 'qq_proj')"),
+    ),
+    "no projection": (GOOD + "adapter_limits: {target_modules: []}\n", ("target_modules", "at least 1 item")),
     "a worker called as the router": (
         UNIFIED.replace("  u:", "  router:"), ("workers.router: that name is another process's certificate",),
     ),
