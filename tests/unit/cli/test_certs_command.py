@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,16 @@ def test_a_small_cluster_gets_all_it_needs(config: Path, capsys: pytest.CaptureF
         assert check_identity(own, check(own), role, name).name == name
         assert stat.S_IMODE(own.key.stat().st_mode) == 0o600
     assert stat.S_IMODE((config.parent / "certs" / "ca.key").stat().st_mode) == 0o600
+
+
+def test_cluster_yaml_gets_whole_paths(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """There, relative ones begin at its own folder."""
+    (config.parent / "below").mkdir()
+    monkeypatch.chdir(config.parent / "below")
+    certs(config, "init", "--folder", "kept")
+    assert f"  ca: {config.parent}/below/kept/ca.crt" in capsys.readouterr().out
 
 
 def test_issue_makes_what_is_missing_and_nothing_twice(config: Path, capsys: pytest.CaptureFixture[str]):
@@ -163,7 +174,9 @@ class TestAnAuthorityIsReplaced:
 
     @pytest.mark.parametrize("wrong", ["another's", "damaged", "of another kind", "with a password"])
     def test_a_key_that_cannot_sign_changes_nothing(self, config: Path, capsys: pytest.CaptureFixture[str], wrong: str):
+        from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec, rsa
+        from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.serialization import (
             BestAvailableEncryption,
             Encoding,
@@ -178,6 +191,11 @@ class TestAnAuthorityIsReplaced:
         hidden = BestAvailableEncryption(b"password") if wrong == "with a password" else NoEncryption()
         pem = b"no key" if wrong == "damaged" else key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden)
         (config.parent / "certs" / "ca.key").write_bytes(pem)
+        if is_rsa:  # of an authority that is not ours
+            name, at = x509.Name([]), datetime.now(UTC)
+            made_elsewhere = x509.CertificateBuilder(name, name, key.public_key(), 1, at, at + timedelta(days=9))
+            ca_pem = made_elsewhere.sign(key, SHA256()).public_bytes(Encoding.PEM)
+            (config.parent / "certs" / "ca.crt").write_bytes(ca_pem)
         for words in (["issue", "router"], ["renew", "--within", "91"]):
             certs(config, *words, status=1)
             assert "ca." in capsys.readouterr().err

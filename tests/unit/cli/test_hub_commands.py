@@ -169,6 +169,14 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, capsys, m
     status, _, errors = init(capsys, "strange.gguf")
     assert (status, "strange.gguf cannot be converted: " in errors) == (2, True)
     assert list(cache.iterdir()) == [model.path.parent]  # nothing half done stays
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc")  # as of a user without one that may be written
+    status, _, errors = init(capsys, "strange.gguf")
+    assert (status, "/proc/.cache/prelude/models cannot be made (" in errors, "XDG_CACHE_HOME" in errors) == (
+        2,
+        True,
+        True,
+    )
 
 
 CLUSTER = """\
