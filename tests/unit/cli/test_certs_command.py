@@ -141,6 +141,11 @@ def test_wrong_usage_says_what_is_right(
     assert text in capsys.readouterr().err
 
 
+def test_what_the_system_refuses_is_an_error_in_json_too(config: Path, capsys: pytest.CaptureFixture[str]):
+    certs(config, "init", "--folder", "/proc/none", "--json", status=1)
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "system_error"
+
+
 def test_one_that_cannot_be_renewed_does_not_keep_others_from_it(config: Path, capsys: pytest.CaptureFixture[str]):
     certs(config, "init")
     certs(config, "issue")
