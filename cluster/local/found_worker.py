@@ -4,7 +4,7 @@ import re
 
 from cluster.config.fields import NAME_PATTERN, check_host
 from cluster.config.schema import ClusterConfig
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, StartError
 from cluster.local.ports import with_ports
 
 
@@ -16,7 +16,7 @@ def with_found_worker(config: ClusterConfig, name: str, role: str, host: str | N
     if not re.fullmatch(NAME_PATTERN, name) or not name.isprintable():
         raise ConfigError(f"--name: {name!r} has other characters than letters, digits, . _ -, or more than 63")
     if host is None or not _is_one_host(host):
-        found = "" if host is None else f" (found {host!r})"
+        found = "" if host is None else f" (found {host})"
         raise ConfigError(
             f"--host: {name} is not among `workers`; give the address of this host, where routers and peers reach it"
             + found
@@ -25,7 +25,10 @@ def with_found_worker(config: ClusterConfig, name: str, role: str, host: str | N
         config = config.with_found_worker(name, role, host)
     except ValueError as error:
         raise ConfigError(f"discovery.{role}.worker: {error}") from error
-    chosen = with_ports(config.model_copy(update={"workers": {name: config.workers[name]}}))
+    try:
+        chosen = with_ports(config.model_copy(update={"workers": {name: config.workers[name]}}))
+    except StartError as error:
+        raise ConfigError(f"--host: {error}") from error
     return config.model_copy(update={"workers": {**config.workers, **chosen.workers}})
 
 

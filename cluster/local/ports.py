@@ -23,7 +23,8 @@ def with_ports(config: ClusterConfig) -> ClusterConfig:
             try:
                 return held.enter_context(bound_socket(host)).getsockname()[1]
             except OSError as error:
-                raise StartError(f"{field}: no port can be opened at {host}: {error.strerror or error}") from error
+                why = error.strerror or error
+                raise StartError(f"no port can be opened at {host}: {why}; {field} needs one") from error
 
         workers = {}
         for name, worker in config.workers.items():
