@@ -85,5 +85,7 @@ def _opened(
 
 def _lines(outcome: Outcome, done: str) -> Iterator[str]:
     yield f"{outcome.catalog}: {outcome.num_revisions:,} revisions, {outcome.num_copied:,} {done}"
+    if outcome.lacking:
+        yield f"{len(outcome.lacking):,} are missing or damaged; `prelude adapters fsck` lists them: import them again"
     if outcome.num_unsigned:
         yield f"{outcome.num_unsigned:,} lack this cluster's signature; if you trust them: `prelude adapters sign`"

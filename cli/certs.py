@@ -33,7 +33,11 @@ def add_commands(commands: Any) -> None:
     )
     issue.add_argument("names", metavar="NAME", nargs="*", help="default: all that have no certificate yet")
     issue.add_argument(
-        "--host", action="append", default=[], help="a name or address under which clients reach it; repeatable"
+        "--host",
+        action="append",
+        type=_host,
+        default=[],
+        help="a name or address under which clients reach it; repeatable",
     )
     _add_days(issue, _DAYS)
     renew = add_command(
@@ -65,19 +69,27 @@ def _days(text: str) -> float:
     return days
 
 
+def _host(text: str) -> str:
+    from cluster.config.fields import check_host
+
+    try:
+        check_host(text.removeprefix("*."))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; found {text!r}") from None
+    return text
+
+
 @contextmanager
 def _authority(arguments: argparse.Namespace) -> Iterator[Authority]:
     from process.certificates.authority import Authority
     from process.certificates.identity import CertificateError
 
-    folder = arguments.folder or arguments.config.resolve().parent / "certs"
+    folder = (arguments.folder or arguments.config.resolve().parent / "certs").resolve()
     try:
         with failures_end(arguments):
             yield Authority(folder)
     except CertificateError as error:
         fail(arguments, REFUSED, "certificate", str(error))
-    except OSError as error:
-        fail(arguments, REFUSED, "certificate", f"{error.filename}: {error.strerror}")
 
 
 def _init(arguments: argparse.Namespace) -> None:
@@ -132,12 +144,18 @@ def _issue(arguments: argparse.Namespace) -> None:
 
 def _renew(arguments: argparse.Namespace) -> None:
     from process.certificates.files import not_after
+    from process.certificates.identity import CertificateError
 
     with _authority(arguments) as authority:
         limit = time.time() + arguments.within * _DAY_S
-        renewed = []
+        renewed, failed = [], []
         for path in authority.issued():
-            if not_after(path).timestamp() <= limit:
-                authority.renew(path, arguments.days)
-                renewed.append(str(path))
+            try:
+                if not_after(path).timestamp() <= limit:
+                    authority.renew(path, arguments.days)
+                    renewed.append(str(path))
+            except CertificateError as error:  # of one of them, which is no reason to let the others expire
+                failed.append(str(error))
+        if failed:
+            fail(arguments, REFUSED, "certificate", "; ".join(failed), renewed=renewed)
     print_result(arguments, {"renewed": renewed}, renewed or ["nothing to renew"])

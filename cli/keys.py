@@ -60,7 +60,7 @@ def _create(arguments: argparse.Namespace) -> None:
                 record, key = catalog.keys.create(tenant, name, scopes, expires_at=expires_at, by=this_user())
             except InvalidReference:  # the tenant's name, which has an error of its own
                 raise
-            except (ValueError, OverflowError) as error:
+            except ValueError as error:
                 raise ConfigError(str(error)) from None
             note["new"] = record.key_id
     if not arguments.json:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.errors import AdapterError
+from adapters.errors import AdapterError, BaseModelInvalid
 from bench.errors import BenchError
 from bench.errors import OptionInvalid as BenchOptionInvalid
 from cli.libraries import quiet_libraries, quieten_imports
@@ -51,9 +51,16 @@ def _run(argv: list[str] | None) -> None:
     try:
         with contextlib.nullcontext() if arguments.writes_log else quiet_libraries():
             arguments.run(arguments)
-    except (ClusterError, BenchError, TrainingError) as error:
+    except (AdapterError, ClusterError, BenchError, TrainingError) as error:
         print(f"prelude: {error}", file=sys.stderr)
-        sys.exit(2 if isinstance(error, ConfigError | BenchOptionInvalid | OptionInvalid) else 1)
+        sys.exit(2 if isinstance(error, BaseModelInvalid | ConfigError | BenchOptionInvalid | OptionInvalid) else 1)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if arguments.writes_log:
+            raise
+        print(f"prelude: {str(error) or type(error).__name__}", file=sys.stderr)  # such as a full disk
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -157,7 +164,7 @@ def _completion(arguments: argparse.Namespace) -> None:
 def _up(arguments: argparse.Namespace) -> None:
     with ctrl_c_ends_process():
         from cluster.config.load import load_cluster_config
-        from cluster.local.running import record_of
+        from cluster.local.running import only_one, record_of
         from cluster.local.supervisor import run_until_stopped
 
         config = load_cluster_config(arguments.config)
@@ -167,7 +174,8 @@ def _up(arguments: argparse.Namespace) -> None:
         logs = arguments.logs or arguments.config.resolve().parent / "logs"
         print(f"Starting {len(config.workers)} workers and the router.", flush=True)
         record = record_of(arguments.config)
-        asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True), record))
+        with only_one(arguments.config):
+            asyncio.run(run_until_stopped(config, logs, lambda line: print(line, flush=True), record))
 
 
 def _identity_note(config: ClusterConfig, path: Path) -> str:
@@ -203,10 +211,7 @@ def _router(arguments: argparse.Namespace) -> None:
             logging.getLogger("router").warning(note)
         from router.server import run
 
-    try:
-        run(config)
-    except AdapterError as error:  # the catalog or the base model that the configuration names
-        raise ConfigError(str(error)) from error
+    run(config)
 
 
 def _worker(arguments: argparse.Namespace) -> None:
@@ -312,8 +317,6 @@ def _demo(arguments: argparse.Namespace) -> None:
         print(make_demo(folder, file, device, is_unified=is_unified))
     except ImportError as error:
         raise StartError(f"{error.name} is not installed; `make setup` installs what a demo needs") from error
-    except OSError as error:
-        raise StartError(f"the demo cannot be written to {folder}: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

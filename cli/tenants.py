@@ -15,6 +15,7 @@ from adapters.identity import split_adapter_name
 from cli.adapters.opened import audited, opened_catalog, opened_library
 from cli.adapters.outcome import REFUSED, add_command, add_group, print_result
 from cli.agents import Agents, agents_of
+from cli.bench.arguments import not_negative_float
 from cli.trainer import Asking, asking_trainer, refusal_in
 from cluster.errors import ConfigError
 
@@ -49,7 +50,7 @@ def add_commands(commands: Any) -> None:
         "--without-workers", action="store_true", help="do not contact workers; only if none is running"
     )
     delete.add_argument(
-        "--wait", type=float, default=_WAIT_S, metavar="SECONDS",
+        "--wait", type=not_negative_float, default=_WAIT_S, metavar="SECONDS",
         help=f"how long to wait for requests that use its adapters; default: {_WAIT_S:g}",
     )  # fmt: skip
 

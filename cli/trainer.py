@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,7 @@ def _run(arguments: argparse.Namespace) -> None:
     from cluster.config.certificates import check_process, cluster_files
     from cluster.config.load import load_cluster_config, located
     from cluster.config.quotas import QuotasConfig
+    from cluster.local.ports import bound_listener
     from cluster.trainer_key import trainer_key
     from process import log
     from process.addresses import host_and_port
@@ -151,14 +153,19 @@ def _run(arguments: argparse.Namespace) -> None:
     with located(arguments.config):
         check_process(config, TRAINER)
     place, row_tokens, files = urlsplit(config.trainer.url), arguments.row_tokens, cluster_files(config, TRAINER)
-    host = arguments.host or place.hostname or ""
+    host, port = arguments.host or place.hostname or "", place.port or 0
     assert config.trainer.key is not None
     assert config.trainer.folder is not None
     if row_tokens < 128 or row_tokens % 128:
         raise ConfigError(f"--row-tokens is {row_tokens}; it must be a multiple of 128")
     scheme = "http" if config.router.tls is None else "https"
+    if arguments.router and not re.fullmatch(r"https?://[^/\s]+/?", arguments.router):
+        raise ConfigError(f"--router is {arguments.router}; give its URL, such as http://127.0.0.1:8000")
     router = arguments.router or f"{scheme}://{host_and_port(config.router.host, config.router.port)}"
     secret = trainer_key(config.trainer.key)
+    field = "--host" if arguments.host else "trainer.url"
+    bound_listener(field, host, port + 1).close()  # of its status pages
+    listener = bound_listener(field, host, port)
     with needing("train,trainer"):
         from training.executor.executor import ExecutorOptions
         from training.executor.turns import Share
@@ -176,7 +183,7 @@ def _run(arguments: argparse.Namespace) -> None:
             folder=config.trainer.folder,
             router=router,
             secret=secret,
-            status_at=(host, (place.port or 0) + 1),
+            status_at=(host, port + 1),
             executor=ExecutorOptions(row_tokens=row_tokens),
             max_rank=config.adapter_limits.max_rank,
             context_length=config.engine.context_length,
@@ -189,7 +196,6 @@ def _run(arguments: argparse.Namespace) -> None:
             config.model.path,
             config.model.dtype,
             arguments.device or default_device(),
-            host,
-            place.port or 0,
+            listener,
             None if files is None else server_context(Following(files, make_server_context)),
         )

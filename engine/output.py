@@ -18,21 +18,24 @@ _FRAME = re.compile(r'\s*File "[^"]*", line \d+, in \S+$')
 _ERROR = re.compile(r"(?P<name>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit))(?::.*)?$")
 _OF_THE_MACHINE = re.compile(r"(?:torch\.)?(?:cuda\.)?(?:OutOfMemory|Accelerator)Error|MemoryError|OSError|NCCL\w*")
 _STAMP = re.compile(r"\[[^\]]*\] ")
-_RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Mismatch|Failed|Refused|NotRun)(?::|$)")
+_RAISED = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Mismatch|Failed|Refused|NotRun)(?::|$)"
+    r"|[\w. -]+: error: "  # of an argument
+)
 _OURS = "could not be installed: "  # by `engine/plugin.py`, which ends the process after it
-_WARNING = re.compile(r"\w*Warning: ")
+_NOISE = re.compile(r"\w*Warning: |nanobind| - leaked ")  # the latter of Triton, as a process ends
 _MOST_REASON = 1000  # characters
 
 
 def reason_in(lines: Sequence[str]) -> str:
-    """The last error of an output; else its last lines, without warnings and the lines of code that follow them."""
+    """The last error of an output; else its last lines, without warnings, what follows them, and leaks."""
     for line in reversed(lines):
         text = line[match.end() :] if (match := _STAMP.match(line)) else line
         if _RAISED.match(text) or _OURS in text:
             return text[:_MOST_REASON]
     said = [
         line for before, line in zip(["", *lines], lines, strict=False)
-        if not _WARNING.search(line) and not (_WARNING.search(before) and line.startswith(" "))
+        if not _NOISE.search(line) and not (_NOISE.search(before) and line.startswith(" "))
     ]  # fmt: skip
     return " | ".join(said[-6:])[-_MOST_REASON:]
 

@@ -299,7 +299,7 @@ class EngineSupervisor:
                 return
             text = self._output.shown(line.decode(errors="replace").rstrip())
             if text:
-                self._last_lines.append(text[-500:])
+                self._last_lines.append(text[:4000])
                 engine_log.info(text[:4000])
 
     async def _wait_until_up(self) -> None:
@@ -316,7 +316,8 @@ class EngineSupervisor:
                     raise EngineStartFailed(f"the engine ended {how} at start: {self._last_output()}")
                 if time.monotonic() > deadline:
                     raise EngineStartFailed(
-                        f"the engine did not answer within {self._start_timeout_s:.0f} s: {self._last_output()}"
+                        f"the engine did not answer within {self._start_timeout_s:g} s, its start_timeout_s: "
+                        f"{self._last_output()}"
                     )
                 await asyncio.sleep(_POLL_S)
             try:
@@ -406,4 +407,4 @@ class EngineSupervisor:
 
     def _last_output(self) -> str:
         """For failures at start, before any client's text can be in it."""
-        return reason_in(tuple(self._last_lines))
+        return reason_in(tuple(self._last_lines)) or "it said nothing"

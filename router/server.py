@@ -27,6 +27,7 @@ from cluster.control.transport import Transport
 from cluster.discovery.configured import configured_sources
 from cluster.discovery.source import StaticList
 from cluster.errors import ConfigError
+from cluster.local.ports import bound_listener
 from cluster.open_library import open_configured_catalog, open_library
 from cluster.trainer_key import trainer_key
 from process.addresses import host_and_port
@@ -114,23 +115,6 @@ def run(config: ClusterConfig) -> NoReturn:
     tracing.stop()
     log.info("router stopped")
     _exit()
-
-
-def bound_listener(field: str, host: str, port: int) -> socket.socket:
-    """A socket bound to the port that a field of cluster.yaml names. Raises ConfigError."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        where = host_and_port(host, port)
-        raise ConfigError(f"{field}: {where} is not available ({error.strerror}); choose another") from error
-    return listener
 
 
 def _trainer(config: ClusterConfig, transport: Transport) -> TrainerAddress | None:

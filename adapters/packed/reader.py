@@ -62,8 +62,8 @@ class PackedRevision:
         """Raise AdapterIncompatible for another base model, AdapterMalformed for sizes that it does not have."""
         if self.metadata.base_fingerprint != base.fingerprint:
             raise AdapterIncompatible(
-                f"{self.path} was packed for the base model {self.metadata.base_fingerprint}, this one is "
-                f"{base.fingerprint}"
+                f"{self.metadata.revision_id} was packed for the base model {self.metadata.base_fingerprint}, this one "
+                f"is {base.fingerprint}; import an adapter that was trained for this one"
             )
         layers = [layer for _, module, _ in self.metadata.all_modules for layer in module.layers]
         layers += self.metadata.reft.layers if self.metadata.reft else ()
@@ -73,7 +73,10 @@ class PackedRevision:
         if self.metadata.reft and self.tensors["reft.a"].shape[2] != base.hidden:
             wrong.append(f"ReFT of {self.tensors['reft.a'].shape[2]} columns")
         if wrong:
-            raise AdapterMalformed(f"{self.path} has {', '.join(wrong)}, which {base} has not; pack the adapter again")
+            revision_id = self.metadata.revision_id
+            raise AdapterMalformed(
+                f"{revision_id} has {', '.join(wrong)}, which {base} has not; pack the adapter again"
+            )
 
 
 def _misfits(name: str, module: PackedModule, size_in: int, base: BaseModel) -> list[str]:

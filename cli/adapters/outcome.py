@@ -65,6 +65,10 @@ def failures_end(arguments: argparse.Namespace) -> Iterator[None]:
         fail(arguments, WRONG_USAGE, error.code, str(error))
     except AdapterError as error:
         fail(arguments, REFUSED, error.code, str(error))
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # such as a full disk, or a folder that this user may not write
+        fail(arguments, REFUSED, "system_error", str(error) or type(error).__name__)
 
 
 def fail(arguments: argparse.Namespace, status: int, code: str, message: str, **fields: Any) -> NoReturn:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from adapters.store.fsck import Findings, FsckReport
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_MOST_S = 36500 * 86400.0
 _SHOWN = 20  # of each kind of finding
 
 
@@ -52,7 +53,10 @@ def age_s(text: str) -> float:
     match = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not an age: a number and s, m, h or d, such as 12h")
-    return float(int(match[1]) * _UNITS_S[match[2]])
+    age = float(int(match[1]) * _UNITS_S[match[2]])
+    if age > _MOST_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is over a hundred years; give less")
+    return age
 
 
 def _gc(arguments: argparse.Namespace) -> None:

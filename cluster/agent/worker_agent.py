@@ -24,20 +24,19 @@ from prometheus_client import CollectorRegistry
 
 from cluster.agent.engine_metrics import EngineMetrics
 from cluster.agent.engine_spec import PEER_ROLES, base_model_of, base_weights_of, fitted_spec, guarded
-from cluster.agent.given_up import note_given_up
 from cluster.agent.peers import Peer, Peers
 from cluster.agent.worker_metrics import WorkerMetrics
+from cluster.config.fields import MAX_DURATION_S
 from cluster.config.schema import ClusterConfig
 from cluster.config.tracing import trace_settings
 from cluster.config.workers import EngineConfig
 from cluster.control import control_pb2 as pb
-from cluster.control.bounds import MAX_DURATION_S
 from cluster.control.http import serve_worker_http
 from cluster.control.service import serve_control
 from cluster.control.transport import Transport
 from cluster.control.worker import AdapterOperations
 from cluster.control.worker_state import WorkerStateHub
-from cluster.errors import ConfigError, RoleChangeRefused, WorkerStopping
+from cluster.errors import ConfigError, RoleChangeRefused, StartError, WorkerStopping
 from engine.client import EngineClient
 from engine.errors import EngineError, EngineUnreachable
 from engine.hang_watch import Timeouts
@@ -227,7 +226,7 @@ class WorkerAgent:
             given_up, *_ = await _end([self._supervising, *tasks])
             if self._stop not in done:
                 if isinstance(given_up, EngineGivenUp):
-                    note_given_up(self.scratch, str(given_up))
+                    raise StartError(str(given_up)) from given_up
                 raise SystemExit(1)
             self._stop.cancel()
         return ""

@@ -1,20 +1,16 @@
 """The section `discovery` of `cluster.yaml`: workers that come and go."""
 
-import re
 from ipaddress import ip_address
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field
 
-from cluster.config.fields import Section
+from cluster.config.fields import Section, is_dns_name
 from cluster.config.workers import EachWorkerConfig
 
 
 def _check_dns_name(name: str) -> str:
-    labels = name.removesuffix(".").split(".")
-    if len(name) > 253 or not all(
-        re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?", each) for each in labels
-    ):
+    if not is_dns_name(name):
         raise ValueError("expected a DNS name with A or AAAA records, such as prefill.prelude.svc.cluster.local")
     return name
 

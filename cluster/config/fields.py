@@ -1,5 +1,6 @@
 """Shared by the sections of `cluster.yaml`: field types, and the resolution of paths."""
 
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,24 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def is_dns_name(text: str) -> bool:
+    """Whether it has the form of a name in DNS. Resolves nothing."""
+    labels = text.removesuffix(".").split(".")
+    return len(text) <= 253 and all(
+        re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,61}[A-Za-z0-9])?", each) for each in labels
+    )
+
+
+def check_host(text: str) -> str:
+    """The address or name of a host. Raises ValueError for anything else, such as a URL."""
+    try:
+        ip_address(text)
+    except ValueError:
+        if not is_dns_name(text):
+            raise ValueError("expected a host's name or IP address, without scheme, brackets or port") from None
+    return text
 
 
 def host_of(address: str) -> str:
@@ -36,6 +55,9 @@ def _resolve_path(path: Path, info: ValidationInfo) -> Path:
 ConfigPath = Annotated[Path, AfterValidator(_resolve_path)]
 
 
+Host = Annotated[str, AfterValidator(check_host)]
+
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
@@ -48,7 +70,10 @@ LAST_PORT = 65535
 Port = Annotated[int, Field(ge=0, le=LAST_PORT)]  # 0: `prelude up` picks a free port
 
 
-Seconds = Annotated[float, Field(gt=0)]
+MAX_DURATION_S = 7 * 86400.0  # agents refuse longer ones
+
+
+Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S)]
 
 
 MAX_NAME = 63  # characters of a Name

@@ -1,8 +1,10 @@
 """Reads `cluster.yaml`. Every error names the file, the line and what would be valid."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -21,21 +23,37 @@ def load_cluster_config(path: Path) -> ClusterConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        loader = _Loader(text)
+        root = loader.get_single_node()
         _check_nodes(path, root)
-        data = yaml.safe_load(text)
+        data = None if root is None else loader.construct_document(root)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         raise ConfigError(f"{where}: is not YAML: {getattr(error, 'problem', error)}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: cannot be read: its sections are nested too deeply") from error
     if root is None or not isinstance(data, dict):
         raise ConfigError(f"{path}:1: expected a mapping with `model` and `workers`, found {type(data).__name__}")
     folder = path.resolve().parent
+    if "?" in str(folder):
+        raise ConfigError(f"{path}: the path of its folder has a ?, where the URL of a catalog would end; rename it")
     try:
         config = ClusterConfig.model_validate(data, context={"folder": folder})
     except ValidationError as error:
         raise ConfigError("\n".join(_describe(path, root, problem) for problem in error.errors())) from error
     return config.with_default_places(folder / ".prelude")
+
+
+class _Loader(yaml.SafeLoader):
+    """Says of which value it failed to make the number, date or truth value that it looks like, or is tagged as."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError) as error:
+            what = f"{node.value} is no {node.tag.rpartition(':')[2]} ({error}); quote it if it is text"
+            raise yaml.constructor.ConstructorError(None, None, what, node.start_mark) from error
 
 
 @contextmanager
@@ -85,24 +103,31 @@ def _line_of(node: yaml.Node, location: tuple) -> int:
 
 
 def _check_nodes(path: Path, root: yaml.Node | None) -> None:
-    """Refuse duplicate keys, and sections that contain themselves. Looks at each node once, also one with aliases."""
+    """Refuse what no field takes, and the same key twice. Looks at each node once, also one with aliases."""
     opened: set[int] = set()
     checked: set[int] = set()
 
+    def at(node: yaml.Node) -> str:
+        return f"{path}:{node.start_mark.line + 1}"
+
     def check(node: yaml.Node | None) -> None:
+        if isinstance(node, yaml.ScalarNode) and not re.sub(r"[\n\t]", "", node.value).isprintable():
+            raise ConfigError(f"{at(node)}: {node.value!a} has an invisible character; remove it")
         if not isinstance(node, yaml.CollectionNode) or id(node) in checked:
             return
         if id(node) in opened:
-            raise ConfigError(f"{path}:{node.start_mark.line + 1}: this section contains itself")
+            raise ConfigError(f"{at(node)}: this section contains itself")
         opened.add(id(node))
         seen: dict[str, int] = {}
         for item in node.value:
             if isinstance(node, yaml.MappingNode):
                 key, item = item
-                line = key.start_mark.line + 1
+                if not isinstance(key, yaml.ScalarNode):
+                    raise ConfigError(f"{at(key)}: a key is {{…}} or […]; put what begins with a bracket into quotes")
                 if key.value in seen:
-                    raise ConfigError(f"{path}:{line}: {key.value} was given before, on line {seen[key.value]}")
-                seen[key.value] = line
+                    raise ConfigError(f"{at(key)}: {key.value} was given before, on line {seen[key.value]}")
+                check(key)
+                seen[key.value] = key.start_mark.line + 1
             check(item)
         checked.add(id(node))
 

@@ -61,6 +61,8 @@ def in_words(problem: Mapping[str, Any], root: type[BaseModel]) -> str:
         near = difflib.get_close_matches(field.lower(), known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there is {', '.join(known)}"
         return f"there is no such field; {hint}"
+    if value is None and problem["type"] in ("model_type", "dict_type"):
+        return "it is empty; remove it, or give it fields"
     shown = "" if isinstance(value, (dict, list)) or problem["type"] == "missing" else f" (found {value!r})"
     words = f"{problem['msg'].removeprefix('Value error, ')}{shown}"
     # YAML reads `no`, `on` and `12` so.

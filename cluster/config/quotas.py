@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, StringConstraints
 
 from adapters.identity import is_tenant_name
-from cluster.config.fields import Section
+from cluster.config.fields import Seconds, Section
 
 
 def _check_tenant(name: str) -> str:
@@ -58,7 +58,7 @@ class FairQueueConfig(Section):
 
     queue_s: ClassVar[float] = 0.05  # of prompts left to read: a worker with more gets no more
     max_requests: _Count = 1000  # waiting requests of one tenant
-    timeout_s: Annotated[float, Field(gt=0)] = 30.0  # waiting time
+    timeout_s: Seconds = 30.0  # waiting time
 
 
 class QuotasConfig(Section):

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from adapters.identity import DEFAULT_TENANT
 from adapters.scopes import Scope, parse_scope
-from cluster.config.fields import LAST_PORT, ConfigPath, Port, Seconds, Section, is_loopback
+from cluster.config.fields import LAST_PORT, ConfigPath, Host, Port, Seconds, Section, is_loopback
 from cluster.config.limits import RequestLimits
 from cluster.config.quotas import QuotasConfig
 
@@ -37,7 +37,9 @@ class OidcConfig(Section):
     @field_validator("issuer", "jwks_url")
     @classmethod
     def _is_encrypted(cls, url: str | None) -> str | None:
-        parts = urlsplit(url or "https://none")
+        if url is None:
+            return None
+        parts = urlsplit(url)
         if not parts.hostname or parts.scheme not in ("https", "http"):
             raise ValueError("expected a URL that begins with https://")
         if parts.scheme == "http" and not is_loopback(parts.hostname):
@@ -69,7 +71,7 @@ class AdminConfig(Section):
     The console's API calls below /console/v1/ need keys as at the router.
     """
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Port | None = None  # None: the one after router.port; `prelude up` takes another one if that is in use
     # Serve beyond this machine, in plain text. Only for networks that admit nobody but operators and scrapers.
     insecure: bool = False
@@ -96,7 +98,7 @@ class SloConfig(Section):
 class RouterConfig(Section):
     """The router: its HTTP server, its timeouts and retries."""
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     port: Port = 8000
     auth: AuthConfig | None = None  # None: no authentication, loopback only
     # Serve beyond this machine without authentication, and let the router and the workers use plain text there.

@@ -8,22 +8,14 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from cluster.config.discovery import DiscoveryConfig
 from cluster.config.fields import MAX_NAME, ConfigPath, Name, Section, is_loopback
-from cluster.config.problems import all_in_words
 from cluster.config.router import RouterConfig
 from cluster.config.workers import EngineConfig, WorkerConfig
 
+_Projection = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 RoleChangeMode = Literal["off", "manual", "dry-run", "auto"]
 CATALOG_VARIABLE = "PRELUDE_CATALOG_URL"  # a URL with a password comes from a secret rather than from a file
 
@@ -68,7 +60,7 @@ class AdapterLimits(Section):
     max_expert_rank: Annotated[int, Field(ge=0, le=512)] = 0
     max_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3  # of an adapter's files
     slots: Annotated[int, Field(ge=1)] = 8  # distinct adapters in one prefill batch
-    target_modules: tuple[str, ...] = (
+    target_modules: Annotated[tuple[_Projection, ...], Field(min_length=1)] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
 
@@ -95,7 +87,7 @@ class CatalogConfig(Section):
 
     # sqlite:////absolute/file or postgresql://…; None: PRELUDE_CATALOG_URL if set, else .prelude/catalog.db beside
     # cluster.yaml.
-    url: str | None = None
+    url: Annotated[str, Field(min_length=1)] | None = None
 
 
 class StoreConfig(Section):
@@ -105,7 +97,9 @@ class StoreConfig(Section):
     named here. Workers only read (docs/security.md).
     """
 
-    url: str | None = None  # file:///folder or s3://bucket/prefix; None: .prelude/store beside cluster.yaml
+    url: Annotated[str, Field(min_length=1)] | None = (
+        None  # file:///folder or s3://bucket/prefix; None: .prelude/store beside cluster.yaml
+    )
     s3_endpoint_url: str | None = None  # None: AWS
     s3_region: str | None = None
     s3_profile: str | None = None  # profile of routers and commands; None: the environment's
@@ -226,8 +220,6 @@ class ClusterConfig(Section):
             try:
                 worker = worker.with_resolved_gpus(engine)
                 replicas = {f"{name}-{number}": worker.replica(number) for number in range(worker.replicas)}
-            except ValidationError as error:
-                raise ValueError(f"workers.{name}.engine.{all_in_words(error, EngineConfig)}") from error
             except ValueError as error:
                 raise ValueError(f"workers.{name}.{error}") from error
             if worker.replicas == 1:
@@ -256,7 +248,7 @@ class ClusterConfig(Section):
         self._check_pages_agree()
         for name, worker in self.workers.items():
             is_trainer = name == "trainer" and self.trainer is not None
-            if is_trainer or (self.tls is not None and name in ("router", "operator", "trainer", "ca")):
+            if name == "router" or is_trainer or (self.tls is not None and name in ("operator", "trainer", "ca")):
                 raise ValueError(f"workers.{name}: that name is another process's certificate or folder; rename it")
             if not self.may_be(worker.role, "prefill") and worker.bootstrap_port:
                 raise ValueError(f"workers.{name}.bootstrap_port: only prefill workers have one")
@@ -272,6 +264,11 @@ class ClusterConfig(Section):
     def _check_pages_agree(self) -> None:
         """A decode engine of SGLang would end at the first transfer from an engine with different pages."""
         found = {f"discovery.{role}": self._template(role, "localhost") for role in self.discovery.by_role}
+        for name, worker in found.items():
+            try:
+                worker.with_resolved_gpus(self.engine)
+            except ValueError as error:
+                raise ValueError(f"{name}.worker.{error}") from error
         pages = {
             name: worker.engine_in(self.engine).kv_page_tokens_of(worker.role)
             for name, worker in (found | self.workers).items()

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationError, model_validator
 
-from cluster.config.fields import LAST_PORT, Port, Seconds, Section
+from cluster.config.fields import LAST_PORT, MAX_DURATION_S, Host, Port, Seconds, Section
+from cluster.config.problems import all_in_words
 
 
 def _check_gpus(value: Any) -> Any:
@@ -52,7 +53,7 @@ class EngineConfig(Section):
     kv_peers: tuple[Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:/-]{1,253}$")], ...] | None = None
     # If a part of the engine makes no progress for this long, the engine gets no requests; after twice or four times
     # this, it is restarted. One that computes has longer (docs/workers.md). None: hangs are not detected.
-    hang_timeout_s: Annotated[float, Field(ge=1)] | None = 10.0
+    hang_timeout_s: Annotated[float, Field(ge=1, le=MAX_DURATION_S)] | None = 10.0
     # Appended to SGLang's command line; a worker's are added to the cluster's. Of a repeated option, the last counts.
     extra_arguments: tuple[str, ...] = ()
 
@@ -96,10 +97,10 @@ class WorkerConfig(EachWorkerConfig):
     """One worker: an agent and the engine that it supervises."""
 
     role: Literal["prefill", "decode", "unified"]  # unified: prefill and decode in one engine
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     # Where the engine and SGLang's KV bootstrap server listen; None: `host`. Use 127.0.0.1 if the router and the peers
     # are on this host.
-    engine_host: str | None = None
+    engine_host: Host | None = None
     control_port: Port = 0  # the agent's gRPC
     # Creates equal workers X-0, X-1, … instead of X. Given ports count up from X-0's.
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
@@ -137,7 +138,10 @@ class WorkerConfig(EachWorkerConfig):
         own = dict(self.engine)
         if self.tensor_parallel is not None:
             own["tensor_parallel"] = self.tensor_parallel
-        engine = EngineConfig.model_validate({**cluster_engine.model_dump(), **own})
+        try:
+            engine = EngineConfig.model_validate({**cluster_engine.model_dump(), **own})
+        except ValidationError as error:
+            raise ValueError(f"engine.{all_in_words(error, EngineConfig)}") from error
         if "extra_arguments" not in own:
             return engine
         return engine.model_copy(update={"extra_arguments": cluster_engine.extra_arguments + engine.extra_arguments})

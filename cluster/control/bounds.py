@@ -10,13 +10,13 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from adapters.identity import split_scaled_id
+from cluster.config.fields import MAX_DURATION_S
 
 Check = Callable[[Any], bool]
 
 MAX_MESSAGE_BYTES = 2 * 1024**2  # of any request; a chunk of PutAdapter has at most 1 MiB
 MIN_HEARTBEAT_S = 0.05
 MAX_HEARTBEAT_S = 3600.0
-MAX_DURATION_S = 7 * 86400.0
 _MAX_CHUNK_BYTES = 1024**2
 _MAX_CONTENT_BYTES = 2**40
 _MAX_ITEMS = 1024  # of a repeated field

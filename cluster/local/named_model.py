@@ -113,14 +113,19 @@ def _converted(file: Path, say: Say) -> Path:
     from cluster.local.demo import save_model
     from cluster.local.pretrained import read_gguf
 
+    parent = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "prelude" / "models"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{parent} cannot be made ({error.strerror}); set XDG_CACHE_HOME to another folder"
+        ) from error
     try:
         with file.open("rb") as opened:
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        parent = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "prelude" / "models"
         folder = parent / digest[:16]
         if folder.is_dir():
             return next(folder.iterdir())
-        parent.mkdir(parents=True, exist_ok=True)
         sweep_abandoned(_PARTIAL, parent)
         with closing(LockedFolder(_PARTIAL, digest[:16], parent)) as partial:
             say(f"Converting {file.name} to bfloat16, once.")

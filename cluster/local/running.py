@@ -1,17 +1,33 @@
 """Records the configuration that `prelude up` runs, with the ports that it chose, for commands that call agents."""
 
 import contextlib
+import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.config.schema import ClusterConfig
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, StartError
 
 
 def record_of(config_path: Path) -> Path:
     """The path at which `prelude up` records the configuration that it runs from this file."""
     return config_path.resolve().parent / ".prelude" / f"running-{config_path.name}"
+
+
+@contextlib.contextmanager
+def only_one(config_path: Path) -> Iterator[None]:
+    """Raise StartError if another `prelude up` is in this block: they would share logs, caches and the record."""
+    with config_path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StartError(
+                f"{config_path}: another `prelude up` runs it; stop that, or copy it to another folder"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ import aiohttp
 
 from adapters.files.locked_folder import LockedFolder, sweep_abandoned
 from cluster.agent.engine_spec import base_model_of, check_socket_paths, fitted_spec
-from cluster.agent.given_up import given_up
 from cluster.config.load import dump_cluster_config
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
@@ -29,7 +28,7 @@ from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.addresses import host_and_port
 from process.certificates.contexts import make_pinned_context
-from process.certificates.identity import TRAINER
+from process.certificates.identity import ROUTER, TRAINER
 from process.lifetime import end_processes, how_ended, kill_group, stop_signal
 
 _FOLDER_PREFIX = "prelude-run"  # short: it holds engines' sockets, whose paths have a length limit
@@ -53,8 +52,13 @@ class LocalCluster:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
         self._is_ready = False  # all have been ready once: what fails later may pass
-        self._given_up: dict[str, str] = {}  # by worker, why
+        self._failed: dict[str, str] = {}  # by process that has ended by itself before all were ready: why
         self._segments_before = shared_memory.segments()
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Of all processes."""
+        return (*self.config.workers, ROUTER, *(() if self.config.trainer is None else (TRAINER,)))
 
     @property
     def url(self) -> str:
@@ -80,8 +84,13 @@ class LocalCluster:
         self._make_logs()
         for name in self.config.workers:
             check_socket_paths(name, self._run_dir / name)
-        dump_cluster_config(self.config, self._run_dir / "cluster.yaml")
-        for name in (*self.config.workers, "router", *(() if self.config.trainer is None else (TRAINER,))):
+        try:
+            dump_cluster_config(self.config, self._run_dir / "cluster.yaml")
+        except OSError as error:
+            raise StartError(
+                f"{self._run_dir} cannot be written: {error.strerror}; set TMPDIR to another folder"
+            ) from error
+        for name in self._names:
             await self._launch(name)
         self._keepers = [asyncio.create_task(self._keep(name), name=f"keep {name}") for name in tuple(self._processes)]
         await self._wait_until_ready()
@@ -110,8 +119,8 @@ class LocalCluster:
     def _make_logs(self) -> None:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.logs):
-                pass
+            for name in self._names:
+                self._log_of(name).write_bytes(b"")
         except OSError as error:
             text = f"logs cannot be written to {self.logs}: {error.strerror}; name another folder with --logs"
             raise StartError(text) from error
@@ -121,7 +130,7 @@ class LocalCluster:
         scratch.mkdir(exist_ok=True)
         worker = self.config.workers.get(name)
         arguments = [name] if worker is None else [f"{worker.role}-worker", "--name", name, "--scratch", str(scratch)]
-        with (self.logs / f"{name}.log").open("ab" if name in self._processes else "wb") as log:
+        with self._log_of(name).open("ab") as log:
             self._processes[name] = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
@@ -136,14 +145,17 @@ class LocalCluster:
                 start_new_session=True,  # a Ctrl-C in the terminal reaches only the supervisor
             )
 
+    def _log_of(self, name: str) -> Path:
+        return self.logs / f"{name}.log"
+
     async def _keep(self, name: str) -> None:
         """Restart a process whenever it exits."""
         while True:
             code = await self._processes[name].wait()
-            if not self._is_ready and (reason := given_up(self._run_dir / name)):
-                self._given_up[name] = reason
+            if not self._is_ready and code > 0:  # it would end again; one that was killed may start
+                self._failed[name] = _last_words(self._log_of(name))
                 return
-            self._report(f"{name} ended {how_ended(code)} (see {self.logs / name}.log); restarting it")
+            self._report(f"{name} ended {how_ended(code)} (see {self._log_of(name)}); restarting it")
             await asyncio.sleep(_RESTART_S)
             left = await asyncio.to_thread(self._abandoned_segments)
             try:
@@ -188,8 +200,8 @@ class LocalCluster:
                 if all(status == "ready" for status in seen.values()):
                     self._is_ready = True
                     return
-                for name, reason in self._given_up.items():
-                    raise StartError(f"{name} cannot start: its engine failed three times with: {reason}")
+                for name, reason in self._failed.items():
+                    raise StartError(f"{name} cannot start: {reason} (see {self._log_of(name)})")
                 await asyncio.sleep(0.25)
         raise StartError(
             f"the cluster was not ready within {timeout_s:.0f} s; see the logs in {self.logs}. Where engines need "
@@ -208,6 +220,13 @@ def ready_timeout_s(config: ClusterConfig) -> float:
     """Seconds that a cluster may take to become ready: at least as long as its slowest engine may take to start."""
     starts_s = (config.engine_of(name).start_timeout_s for name in config.workers)
     return max(_READY_TIMEOUT_S, max(starts_s, default=0.0) + _WARM_TIMEOUT_S)
+
+
+def _last_words(log: Path) -> str:
+    """The error with which a process of ours has ended, else its last line."""
+    text = log.read_text(errors="replace").strip()
+    *_, error = text.rpartition("\nprelude: ") if "\nprelude: " in text else text.rpartition("\n")
+    return error.removeprefix("prelude: ") or "it said nothing"
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from process.certificates.files import check_time
 from process.certificates.identity import TRUST_DOMAIN, CertificateError, Identity
 
 CA_DAYS = 3650
@@ -64,8 +65,14 @@ class Authority:
     @property
     def trust_domain(self) -> str:
         """Raises CertificateError if there is no authority."""
-        names = self._load()[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        return names.get_values_for_type(x509.UniformResourceIdentifier)[0].removeprefix("spiffe://")
+        try:
+            names = self._load()[0].extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            uri = names.get_values_for_type(x509.UniformResourceIdentifier)[0]
+        except (IndexError, x509.ExtensionNotFound) as error:
+            raise CertificateError(
+                "ca", self.certificate, "names no trust domain; `prelude certs init` makes one"
+            ) from error
+        return uri.removeprefix("spiffe://")
 
     def issue(
         self,
@@ -103,7 +110,8 @@ class Authority:
         return certificate_path, key_path
 
     def issued(self) -> list[Path]:
-        """The certificates in the folder but for the authority's own."""
+        """The certificates in the folder but for the authority's own. Raises CertificateError if there is none."""
+        self._load()
         return sorted(path for path in self.folder.glob("*.crt") if path != self.certificate)
 
     def renew(self, path: Path, days: float = DAYS) -> None:
@@ -122,18 +130,22 @@ class Authority:
         self.issue(identity, hosts=[*dns, *addresses], days=days, stem=path.stem)
 
     def _load(self) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+        """The key, and its certificate of those in ca.crt, which has two while one authority replaces another."""
         try:
-            certificate = x509.load_pem_x509_certificate(self.certificate.read_bytes())
+            certificates = x509.load_pem_x509_certificates(self.certificate.read_bytes())
             key = load_pem_private_key(self.key.read_bytes(), password=None)
         except OSError as error:
             path = Path(error.filename)
             raise CertificateError(
                 "ca", path, f"cannot be read: {error.strerror}; `prelude certs init` makes an authority"
             ) from error
-        except ValueError as error:
-            raise CertificateError("ca", self.certificate, f"or its key is damaged: {error}") from error
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        return certificate, key
+        except (ValueError, TypeError) as error:
+            raise CertificateError("ca", self.certificate, f"or its key cannot be read: {error}") from error
+        own = [each for each in certificates if each.public_key() == key.public_key()]
+        if not own or not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise CertificateError("ca", self.key, f"is no key by `prelude certs init` of {self.certificate}")
+        check_time("ca", self.certificate, own[0], dt.datetime.now(dt.UTC))
+        return own[0], key
 
 
 def _builder(

@@ -45,7 +45,7 @@ def check(files: CertificateFiles, now: float | None = None) -> Checked:
     at = dt.datetime.fromtimestamp(time.time() if now is None else now, dt.UTC)
     chain = _certificates("certificate", files.certificate)
     leaf = chain[0]
-    _check_time("certificate", files.certificate, leaf, at)
+    check_time("certificate", files.certificate, leaf, at)
     if _public_bytes(_key(files.key)) != _public_bytes(leaf):
         raise CertificateError("key", files.key, f"is not the private key of {files.certificate}; give the one that is")
     ca_validity = None
@@ -53,7 +53,7 @@ def check(files: CertificateFiles, now: float | None = None) -> Checked:
         authorities = _certificates("ca", files.ca)
         valid = [each for each in authorities if each.not_valid_before_utc <= at < each.not_valid_after_utc]
         if not valid:
-            _check_time("ca", files.ca, authorities[0], at)
+            check_time("ca", files.ca, authorities[0], at)
         if not _leads_to(leaf, chain[1:], valid):
             raise CertificateError(
                 "certificate",
@@ -132,7 +132,8 @@ def _validity(certificate: x509.Certificate) -> Validity:
     return Validity(certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp())
 
 
-def _check_time(field: str, path: Path, certificate: x509.Certificate, at: dt.datetime) -> None:
+def check_time(field: str, path: Path, certificate: x509.Certificate, at: dt.datetime) -> None:
+    """Raises CertificateError if the certificate is not valid then."""
     if at >= certificate.not_valid_after_utc:
         raise CertificateError(field, path, f"expired at {_shown(certificate.not_valid_after_utc)}; {_RENEW}")
     if at < certificate.not_valid_before_utc:

@@ -1,6 +1,7 @@
 """Values have the effect that they claim to have: none is ignored, or becomes what a cluster would refuse."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,30 @@ def test_variables_are_as_they_were_written():
     for name in ("r-prelude-router", "r-prelude-decode-main"):
         assert wanted.items() <= environment(objects, "Deployment", name).items()
     assert environment(rendered("h100-node"), "Deployment", "r-prelude-router")["HOME"] == "/tmp"
+
+
+def sections(values: dict[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield (*place, name)
+            yield from sections(value, (*place, name))
+
+
+@pytest.mark.parametrize("scenario", ["h100-node", "trainer"])
+def test_a_section_whose_lines_are_all_comments_is_refused_by_name_or_harmless(scenario: str):
+    """Helm then removes the chart's defaults, too."""
+    refused: set[str] = set()
+    for place in sections(yaml.safe_load((CHART / "values.yaml").read_text())):
+        change: Any = None
+        for name in reversed(place):
+            change = {name: change}
+        try:
+            changed(scenario, change)
+        except Refused as error:
+            text = str(error)
+            assert f"missing property '{place[-1]}'" in text or ".".join(place) in text, place
+            refused.add(".".join(place))
+    assert {"router", "router.tls", "poolDefaults.pdb", "ports.kv", "model.volume"} <= refused
 
 
 def test_the_demo_requests_what_it_says():

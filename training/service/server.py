@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import socket
 import sqlite3
 import ssl
 from pathlib import Path
@@ -27,11 +28,13 @@ def run(
     model: Path,
     dtype: Dtype,
     device: str,
-    host: str,
-    port: int,
+    listener: socket.socket,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """`model`: the directory of the base model. `tls`: None for plain text. Raises TrainingError before it serves."""
+    """`model`: the directory of the base model. `listener`: a bound socket. `tls`: None for plain text.
+
+    Raises TrainingError before it serves.
+    """
     folder = options.folder
     try:
         make_folder(folder)
@@ -50,8 +53,6 @@ def run(
         raise OptionInvalid(f"the log in {folder} cannot be read or written ({error}); {remedy}") from error
     config = uvicorn.Config(
         app,
-        host=host,
-        port=port,
         loop="uvloop",
         http="httptools",
         ws="none",
@@ -65,7 +66,7 @@ def run(
     )
     config.load()
     config.ssl = tls
-    StoppedByOneSignal(config).run()
+    StoppedByOneSignal(config).run(sockets=[listener])
     os.close(lock)
 
 

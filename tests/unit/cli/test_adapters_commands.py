@@ -5,6 +5,7 @@ import re
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -262,6 +263,20 @@ def test_limits_and_ages_that_are_none(prelude):
         prelude.refuses("history", "bot", f"--limit={limit}", says=said, status=2)
     for age in ("7", "d", "-1d", "1.5h", "7 d"):
         prelude.refuses("gc", f"--older-than={age}", says="such as 12h", status=2)
+    over = "'999999999d' is over a hundred years"
+    prelude.refuses("gc", "--older-than=999999999d", says=over, status=2)  # before the first year
+
+
+def test_a_restore_says_what_the_backup_lacks(prelude, folder):
+    prelude("import", "bot", "lora-1")
+    catalog = replace(prelude, begin=("catalog",))
+    catalog.prints("backup", "kept")
+    (lost,) = (path for path in (folder / "kept" / "revisions").rglob("*") if path.is_file())
+    lost.unlink()
+    shutil.rmtree(folder / ".prelude")
+    told = catalog.prints("restore", "kept", "--allow-missing")
+    assert "1 are missing or damaged; `prelude adapters fsck` lists them" in told
+    assert prelude("fsck")[0] == 1
 
 
 def test_a_database_that_is_not_there(prelude, folder):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import stat
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,13 @@ def test_a_small_cluster_gets_all_it_needs(config: Path, certs: Prelude, prelude
     assert stat.S_IMODE((config.parent / "certs" / "ca.key").stat().st_mode) == 0o600
 
 
+def test_cluster_yaml_gets_whole_paths(config: Path, certs: Prelude, monkeypatch: pytest.MonkeyPatch):
+    """There, relative ones begin at its own folder."""
+    (config.parent / "below").mkdir()
+    monkeypatch.chdir(config.parent / "below")
+    assert f"  ca: {config.parent}/below/kept/ca.crt" in certs.prints("init", "--folder", "kept")
+
+
 def test_issue_makes_what_is_missing_and_nothing_twice(config: Path, certs: Prelude):
     certs.prints("init")
     certs.prints("issue", "router", "--host", "api.example.org", "--host", "10.0.0.7")
@@ -109,6 +118,9 @@ def test_renewed_ones_have_the_names_of_the_old_ones_and_other_keys(config: Path
         (["issue"], 1, "`prelude certs init` makes an authority"),
         (["init", "--trust-domain", "Not A Domain"], 2, "must be lower-case letters"),
         (["init", "--days", "-3"], 2, "no number of days"),
+        (["renew"], 1, "`prelude certs init` makes an authority"),
+        (["issue", "--host", "[::1]"], 2, "without scheme, brackets or port; found '[::1]'"),
+        (["init", "--days", "1", "--folder", "/proc/none"], 1, "No such file or directory: '/proc/none'"),
         (["issue", "nobody"], 2, "there is router, operator, prefill-0, decode-0"),
     ],
 )
@@ -116,6 +128,69 @@ def test_wrong_usage_says_what_is_right(certs: Prelude, words: list[str], status
     if words == ["issue", "nobody"]:
         certs.prints("init")
     certs.refuses(*words, says=text, status=status)
+
+
+def test_what_the_system_refuses_is_an_error_in_json_too(certs: Prelude):
+    assert certs.json("init", "--folder", "/proc/none", status=1)["error"]["code"] == "system_error"
+
+
+def test_one_that_cannot_be_renewed_does_not_keep_others_from_it(config: Path, certs: Prelude):
+    made(certs)
+    before = files(config, "router").certificate.read_bytes()
+    (config.parent / "certs" / "clients.crt").write_text("of somebody else")
+    found = certs.refuses("renew", "--within", "91", "--json", says="clients.crt: has no certificate")
+    assert [Path(path).stem for path in json.loads(found)["renewed"]] == ["decode-0", "operator", "prefill-0", "router"]
+    assert files(config, "router").certificate.read_bytes() != before
+
+
+class TestAnAuthorityIsReplaced:
+    """As docs/security.md has it: old and new are in ca.crt for a while."""
+
+    @pytest.mark.parametrize("is_new_last", [True, False])
+    def test_the_key_decides_which_one_issues(self, config: Path, certs: Prelude, is_new_last: bool):
+        made(certs)
+        old, new = config.parent / "certs", config.parent / "new"
+        certs.prints("init", "--folder", new)
+        both = [(old / "ca.crt").read_text(), (new / "ca.crt").read_text()]
+        for folder in (old, new):
+            (folder / "ca.crt").write_text("".join(both if is_new_last else both[::-1]))
+        for folder, name in ((old, "decode-0"), (new, "prefill-0")):
+            certs.prints("issue", name, "--folder", folder)
+            own = CertificateFiles(folder / f"{name}.crt", folder / f"{name}.key", folder / "ca.crt")
+            assert check(own).identity is not None
+
+    @pytest.mark.parametrize("wrong", ["another's", "damaged", "of another kind", "with a password"])
+    def test_a_key_that_cannot_sign_changes_nothing(self, config: Path, certs: Prelude, wrong: str):
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric import ec, rsa
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.serialization import (
+            BestAvailableEncryption,
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+        )
+
+        made(certs)
+        before = files(config, "router").certificate.read_bytes()
+        is_rsa = wrong == "of another kind"
+        key = rsa.generate_private_key(65537, 2048) if is_rsa else ec.generate_private_key(ec.SECP256R1())
+        hidden = BestAvailableEncryption(b"password") if wrong == "with a password" else NoEncryption()
+        pem = b"no key" if wrong == "damaged" else key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, hidden)
+        (config.parent / "certs" / "ca.key").write_bytes(pem)
+        if is_rsa:  # of an authority that is not ours
+            name, at = x509.Name([]), datetime.now(UTC)
+            made_elsewhere = x509.CertificateBuilder(name, name, key.public_key(), 1, at, at + timedelta(days=9))
+            ca_pem = made_elsewhere.sign(key, SHA256()).public_bytes(Encoding.PEM)
+            (config.parent / "certs" / "ca.crt").write_bytes(ca_pem)
+        for words in (["issue", "router"], ["renew", "--within", "91"]):
+            certs.refuses(*words, says="ca.")
+        assert files(config, "router").certificate.read_bytes() == before
+
+    def test_an_expired_one_issues_nothing(self, config: Path, certs: Prelude):
+        certs.prints("init", "--days", "1e-9")
+        certs.refuses("issue", says="ca.crt: expired at")
+        assert not files(config, "router").certificate.exists()
 
 
 def test_init_replaces_no_authority(config: Path, certs: Prelude):

@@ -3,10 +3,12 @@
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from adapters.files.locked_folder import LockedFolder
 from cli.main import main
 from cluster.agent import worker_agent
 from cluster.agent.worker_agent import WorkerAgent
+from cluster.local.running import only_one
 from process import log
 
 CLUSTER = """\
@@ -124,6 +127,50 @@ def test_a_reader_that_leaves_sees_no_traceback(words: list[str]):
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("kibibytes", "text"),
+    [
+        (0, "prelude: [Errno 2] No usable temporary directory found"),
+        (1, "File too large; set TMPDIR to another folder"),
+    ],
+)
+def test_a_disk_without_room_ends_a_command_in_words(kibibytes: int, text: str, short_path: Path):
+    """A limit on files' sizes is in the place of a full disk."""
+    write_model_config(short_path)
+    (short_path / "cluster.yaml").write_text(CLUSTER + "router: {port: 0}\n")
+    script = f'ulimit -f {kibibytes}; exec "$0" -m cli.main up'
+    done = subprocess.run(["bash", "-c", script, sys.executable], cwd=short_path, capture_output=True, text=True)
+    assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (1, True, False)
+
+
+def test_a_file_is_run_once_at_a_time(short_path: Path):
+    """The second one would begin the logs of the first one anew."""
+    write_model_config(short_path)
+    config = short_path / "cluster.yaml"
+    config.write_text(CLUSTER + "router: {port: 0}\n")
+    command = [sys.executable, "-m", "cli.main", "up", "--config", config]
+    with only_one(config):
+        done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.split(";")[0]) == (1, f"prelude: {config}: another `prelude up` runs it")
+    assert not (short_path / "logs").exists()
+    with only_one(config):
+        pass
+
+
+@pytest.mark.parametrize("command", ["up", "router"])
+def test_a_catalog_of_a_later_release_starts_nothing(command: str, short_path: Path):
+    """As after a rollback."""
+    write_model_config(short_path)
+    (short_path / "cluster.yaml").write_text(CLUSTER + "router: {port: 0, auth: {}}\n")
+    words = [sys.executable, "-m", "cli.main"]
+    subprocess.run([*words, "catalog", "migrate"], cwd=short_path, capture_output=True, check=True)
+    with closing(sqlite3.connect(short_path / ".prelude" / "catalog.db")) as catalog, catalog:
+        catalog.execute("UPDATE alembic_version SET version_num = '9999'")
+    done = subprocess.run([*words, command], cwd=short_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("prelude: the catalog's tables are at step 9999")
 
 
 def test_a_closed_output_is_no_fault():

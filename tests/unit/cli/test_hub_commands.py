@@ -168,6 +168,9 @@ def test_a_gguf_file_is_converted_once(hub: HubServer, tmp_path: Path, init: Ini
     write_gguf(tmp_path / "strange.gguf", "strange")
     init.refuses("strange.gguf", says="strange.gguf cannot be converted: ", status=2)
     assert list(cache.iterdir()) == [model.path.parent]  # nothing half done stays
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", "/proc")  # as of a user without one that may be written
+    init.refuses("strange.gguf", says=("/proc/.cache/prelude/models cannot be made (", "XDG_CACHE_HOME"), status=2)
 
 
 CLUSTER = """\

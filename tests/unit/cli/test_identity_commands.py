@@ -204,6 +204,12 @@ def test_all_of_a_long_snapshot_is_read(prelude: Prelude, agent: tuple[Agent, in
     assert result["left"]["workers"] == {"u": [own]}
 
 
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+def test_a_wait_that_is_no_time_is_refused(prelude: Prelude, seconds: str):
+    said = f"--wait: '{seconds}' is no number from 0 on"
+    prelude.refuses("tenants", "delete", "acme", "--yes", f"--wait={seconds}", says=said, status=2)
+
+
 def test_a_tenant_of_the_configuration_stays(prelude: Prelude, folder: Path):
     with (folder / "cluster.yaml").open("a") as file:
         file.write("adapters: {acme/legal: {path: lora-1}}\n")

@@ -17,6 +17,7 @@ from cluster.config.load import load_cluster_config
 from cluster.errors import ConfigError
 from cluster.local.demo import make_demo
 from cluster.trainer_key import trainer_key
+from process.free_ports import bound_socket
 
 pytestmark = pytest.mark.slow
 
@@ -50,10 +51,24 @@ def in_folder(config: Path, folder: Path) -> Path:
     [
         (("--row-tokens", "100"), "--row-tokens is 100; it must be a multiple of 128"),
         (("--device", "tpu"), "the device is 'tpu'"),
+        (("--router", "10.0.0.7:8000"), "--router is 10.0.0.7:8000; give its URL, such as http://127.0.0.1:8000"),
+        (("--host", "no-such-host.invalid"), "--host: no-such-host.invalid:8101 is not available"),
+        (("--host", "a..b"), "--host: a..b:8101 is not available (no host has such a name)"),
     ],
 )
 def test_wrong_options(trainer: Prelude, config: Path, options: tuple[str, ...], why: str):
     trainer.refuses("--config", config, *options, says=why, status=2)
+
+
+def test_ports_of_others_are_named_before_the_model_is_loaded(trainer: Prelude, config: Path):
+    """Also the next one, of the status pages."""
+    with bound_socket() as other:
+        other.listen()
+        taken = other.getsockname()[1]
+        for port in (taken, taken - 1):
+            of_another = changed(config, "taken.yaml", trainer={"url": f"http://127.0.0.1:{port}"})
+            why = f"trainer.url: 127.0.0.1:{taken} is not available (Address already in use)"
+            trainer.refuses("--config", of_another, says=why, status=2)
 
 
 def test_clients_come_through_the_router(trainer: Prelude, config: Path):

@@ -25,6 +25,13 @@ WARNED = [
     "/x/parser.py:12: SyntaxWarning: invalid escape sequence '\\d'",
     "  pattern = '\\d+'",
 ]
+LEAKS = [
+    "nanobind: leaked 64 types!",
+    ' - leaked type "PROPAGATE_NAN"',
+    " - ... skipped remainder",
+    "nanobind: this is likely caused by a reference counting issue in the binding code.",
+    "See https://nanobind.readthedocs.io/en/latest/refleaks.html",
+]
 TRACEBACK = [
     "[2026-11-28 08:00:00] Scheduler hit an exception: Traceback (most recent call last):",
     '  File "/x/scheduler.py", line 1, in run',
@@ -49,7 +56,11 @@ TRACEBACK = [
             ["Prelude's hooks could not be installed: jsonschema requires pycountry", *WARNED],
             "Prelude's hooks could not be installed: jsonschema requires pycountry",
         ),
-        ([*WARNED, "loading", "killed"], "loading | killed"),
+        (
+            ["  [--help]", "sglang serve: error: unrecognized arguments: --no-such", *LEAKS],
+            "sglang serve: error: unrecognized arguments: --no-such",
+        ),
+        ([*WARNED, "loading", "killed", *LEAKS], "loading | killed"),
         (WARNED, ""),
         ([], ""),
     ],
@@ -98,6 +109,26 @@ async def test_a_supervisor_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await asyncio.wait_for(supervised.start(), 120)
     assert [each.status for each in supervised.seen].count(EngineStatus.DOWN) == 3
     assert supervised.seen[-1].status is EngineStatus.STOPPED
+
+
+async def test_the_value_that_an_argument_cannot_have_is_in_the_reason(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """Before thousands of characters of those that it could have."""
+    program = (
+        "import argparse\nparser = argparse.ArgumentParser('sglang serve')\n"
+        "parser.add_argument('--tool-call-parser', choices=['a' * 600])\n"
+        "parser.parse_args(['--tool-call-parser', 'qwen26'])\n"
+    )
+    supervised = Supervised(tmp_path, monkeypatch, program)
+    with pytest.raises(EngineGivenUp, match=r"code 2 at start: sglang serve: error: .* invalid choice: 'qwen26'"):
+        await asyncio.wait_for(supervised.start(), 120)
+
+
+async def test_an_engine_that_says_nothing_names_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    supervised = Supervised(tmp_path, monkeypatch, "import signal; signal.pause()")
+    running = supervised.start("did not answer within 0.1 s, its start_timeout_s: it said nothing", 0.1)
+    await asyncio.wait_for(supervised.found.wait(), 60)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

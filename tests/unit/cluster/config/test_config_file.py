@@ -148,9 +148,45 @@ def test_open_ports_are_filled_and_differ(tmp_path: Path):
 PAIR = "  p: {role: prefill}\n  d: {role: decode}\n"
 
 
+DISCOVERED = "model: {path: model, name: demo}\ndiscovery: {unified: {dns: unified.example.org, control_port: 9000}}\n"
+TOO_DEEP = "[" * 3000
+
+
 BAD = {
     "no file": (None, ("there is no such file; `prelude init` writes one, --config names another",)),
     "not YAML": ("model: {path: x\nworkers: [", (":2:", "not YAML")),
+    "a date that is none": (GOOD + "log_level: 2026-13-45\n", (":10:", "2026-13-45 is no timestamp", "quote it")),
+    "a number that is none": (GOOD + "log_level: !!int many\n", (":10:", "many is no int")),
+    "what looks like a template": (GOOD.replace("path: model", "path: {{model}}"), (":1: a key is {…}", "quotes")),
+    "too deep": (TOO_DEEP, ("nested too deeply",)),
+    "what nobody sees": (GOOD.replace("name: demo", "name: demo\u200b"), (":1: 'demo\\u200b' has an invisible",)),
+    "the same in a key": (GOOD.replace("legal:", "le\u00a0gal:"), (":8: 'le\\xa0gal' has an invisible",)),
+    "half a character": (GOOD.replace("path: model", 'path: "\\ud800"'), ("has an invisible character",)),
+    "an empty section": (GOOD + "router:\n", (":10: router: it is empty; remove it",)),
+    "a host in brackets": (GOOD + "router: {host: '[::1]'}\n", ("router.host: expected a host's name", "'[::1]'")),
+    "a host with its port": (GOOD + "router: {admin: {host: 'a:80'}}\n", ("admin.host: expected", "'a:80'")),
+    "no host": (GOOD.replace("prefill}", "prefill, host: ''}"), (":3: workers.p.host: expected", "found ''")),
+    "a URL for a host": (
+        GOOD.replace("prefill}", "prefill, engine_host: 'http://a'}"), (":3: workers.p.engine_host: expected",),
+    ),
+    "a time without an end": (GOOD + "router: {drain_timeout_s: .inf}\n", ("drain_timeout_s", "604800", "inf")),
+    "an issuer that is not there": (
+        GOOD + "router: {auth: {oidc: [{issuer: '', audience: a}]}}\n", ("issuer: expected a URL", "found ''"),
+    ),
+    "a URL that a template left empty": (GOOD + "catalog: {url: ''}\n", (":10: catalog.url", "at least 1 character")),
+    "the same of the store": (GOOD + "store: {url: ''}\n", (":10: store.url", "at least 1 character")),
+    "a projection that is none": (
+        GOOD + "adapter_limits:\n  target_modules: [q_proj,\n    qq_proj]\n",
+        (":12: adapter_limits.target_modules.1: Input should be 'q_proj', 'k_proj',", "(found 'qq_proj')"),
+    ),
+    "no projection": (GOOD + "adapter_limits: {target_modules: []}\n", ("target_modules", "at least 1 item")),
+    "a worker called as the router": (
+        UNIFIED.replace("  u:", "  router:"), ("workers.router: that name is another process's certificate",),
+    ),
+    "an override of workers that are found": (
+        DISCOVERED.replace("9000}", "9000, worker: {engine: {max_total_token: 7}}}"),
+        ("discovery.unified.worker.engine.max_total_token: there is no such field; did you mean max_total_tokens?",),
+    ),
     "a list": ("- 1\n", (":1:", "mapping")),
     "a misspelt key of a worker": (
         GOOD.replace("role: decode", "roll: decode"), (":5:", "d.roll: there is no such field; did you mean role?"),
@@ -215,7 +251,18 @@ def test_errors_name_line_and_remedy(tmp_path: Path, name: str):
         assert word in str(caught.value)
 
 
-DISCOVERED = "model: {path: model, name: demo}\ndiscovery: {unified: {dns: unified.example.org, control_port: 9000}}\n"
+def test_a_folder_whose_name_would_end_the_catalogs_url_is_refused(tmp_path: Path):
+    """The catalog would be a file elsewhere."""
+    folder = tmp_path / "what?"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"what\?/cluster.yaml: the path of its folder has a \?"):
+        load(folder, UNIFIED)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%eth0", "node-7.example.org.", "node_7", "localhost"])
+def test_hosts_are_addresses_and_names(tmp_path: Path, host: str):
+    config = load(tmp_path, UNIFIED.replace("unified}", f"unified, host: '{host}'}}"))
+    assert config.workers["u"].host == host
 
 
 def test_the_catalogs_url_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

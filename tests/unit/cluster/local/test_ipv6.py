@@ -9,9 +9,9 @@ from support.clusters.configs import config_of
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
 from cluster.errors import StartError
-from cluster.local.ports import check_free, with_ports
+from cluster.local.ports import bound_listener, check_free, with_ports
 from cluster.local.supervisor import LocalCluster
-from router.server import bound_listener, worker_addresses
+from router.server import worker_addresses
 
 try:
     with socket.socket(socket.AF_INET6) as looked:

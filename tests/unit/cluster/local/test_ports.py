@@ -26,6 +26,13 @@ def test_the_admin_listener_comes_after_the_router():
     assert RouterConfig(port=65535).admin_port == RouterConfig(port=0).admin_port == 0  # any free one
 
 
+def test_a_host_that_nobody_knows_is_named():
+    with pytest.raises(StartError, match=r"opened at no-such-host.invalid: .*; workers.u.control_port needs one"):
+        chosen({"port": 0}, host="no-such-host.invalid")
+    with pytest.raises(StartError, match=r"opened at 192.0.2.1: Cannot assign .*; router.port needs one"):
+        chosen({"port": 0, "host": "192.0.2.1"})
+
+
 def test_a_port_that_is_taken_or_a_workers_is_not_chosen():
     port = two_ports()
     with socket.create_server(("127.0.0.1", port + 1)):

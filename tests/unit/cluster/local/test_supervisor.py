@@ -14,7 +14,6 @@ from support.adapters.tiny_model import write_model_config
 from support.clusters.configs import config_of
 
 from cluster import host_memory
-from cluster.agent.given_up import note_given_up
 from cluster.config.load import dump_cluster_config, load_cluster_config
 from cluster.config.schema import ClusterConfig, ResidencyConfig
 from cluster.errors import StartError
@@ -79,27 +78,66 @@ def test_what_the_doctor_calls_an_error_starts_nothing(tmp_path: Path, monkeypat
     assert not (tmp_path / "logs").exists()
 
 
-def test_an_engine_that_never_starts_ends_up(tmp_path: Path, monkeypatch):
-    """The agent is not started again, and the error has the engine's reason."""
+@pytest.mark.parametrize(
+    ("name", "words", "reason"),
+    [
+        ("u", "print('x\\nprelude: the engine fails\\nat each start'); sys.exit(1)", "the engine fails\nat each start"),
+        ("router", "print('prelude: router.port is taken'); sys.exit(2)", "router.port is taken"),
+        ("trainer", "print('Traceback'); print('KeyError: 7'); sys.exit(1)", "KeyError: 7"),
+        ("u", "sys.exit(1)", "it said nothing"),
+    ],
+)
+def test_what_ends_by_itself_before_all_are_ready_ends_up(tmp_path: Path, monkeypatch, name, words, reason):
+    """It is not started again: it would end again. The error has what it said."""
     monkeypatch.setattr(supervisor, "quick_findings", lambda _config: [])
     monkeypatch.setattr(supervisor, "check_socket_paths", lambda *_: None)
     monkeypatch.setattr(supervisor, "_RESTART_S", 0.0)
     launched: list[str] = []
 
-    async def launch(cluster: LocalCluster, name: str) -> None:
-        launched.append(name)
-        (cluster._run_dir / name).mkdir(exist_ok=True)
-        if name == "u":
-            note_given_up(cluster._run_dir / name, "ModuleNotFoundError: No module named 'torchvision'")
-        words = "import sys; sys.exit(1)" if name == "u" else "import signal; signal.pause()"
-        cluster._processes[name] = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", words, start_new_session=True
-        )
+    async def launch(cluster: LocalCluster, each: str) -> None:
+        launched.append(each)
+        with cluster._log_of(each).open("ab") as log:
+            cluster._processes[each] = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                f"import sys; {words}" if each == name else "import signal; signal.pause()",
+                stdout=log,
+                start_new_session=True,
+            )
 
     monkeypatch.setattr(LocalCluster, "_launch", launch)
-    with pytest.raises(StartError, match=r"u cannot start: .* No module named 'torchvision'"):
+    with pytest.raises(StartError) as caught:
         asyncio.run(asyncio.wait_for(started(config_in(tmp_path, trainer=TRAINER), tmp_path / "logs"), 60))
+    assert str(caught.value) == f"{name} cannot start: {reason} (see {tmp_path}/logs/{name}.log)"
     assert launched == ["u", "router", "trainer"]
+
+
+async def test_what_is_killed_before_all_are_ready_is_started_again(tmp_path: Path, monkeypatch):
+    """As where memory is short for a moment."""
+    monkeypatch.setattr(supervisor, "_RESTART_S", 0.0)
+    cluster = LocalCluster(config_in(tmp_path), tmp_path / "logs")
+    again = asyncio.Event()
+
+    async def launch(name: str) -> None:
+        again.set()
+
+    cluster._processes["u"] = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import signal; signal.pause()", start_new_session=True
+    )
+    monkeypatch.setattr(cluster, "_launch", launch)
+    keeper = asyncio.create_task(cluster._keep("u"))
+    cluster._processes["u"].kill()
+    await asyncio.wait_for(again.wait(), 60)
+    keeper.cancel()
+    assert cluster._failed == {}
+    await cluster.stop()
+
+
+def test_a_log_that_cannot_be_written_starts_nothing(tmp_path: Path):
+    """Such as one of another user."""
+    (tmp_path / "logs" / "u.log").mkdir(parents=True)
+    with pytest.raises(StartError, match=rf"logs cannot be written to {tmp_path}/logs: Is a directory; name another"):
+        asyncio.run(started(config_in(tmp_path), tmp_path / "logs"))
 
 
 def test_no_worker_is_called_as_the_trainer(tmp_path: Path):

@@ -106,7 +106,7 @@ async def test_what_a_worker_cannot_serve_is_refused_with_the_reason(stored: Sto
         wide: (AdapterIncompatible, "rank 32, this worker takes at most 16"),
         down: (AdapterIncompatible, "adapts down_proj, this worker only qkv_proj"),
         half: (AdapterIncompatible, "stored in bfloat16, this cluster serves float32"),
-        foreign: (AdapterIncompatible, "was packed for the base model"),
+        foreign: (AdapterIncompatible, f"^{foreign} was packed for the base model .*; import an adapter that was"),
         swapped: (AdapterMalformed, f"holds {foreign}"),
         "sha256:" + "0" * 64: (RevisionNotStored, "the adapter store has no sha256:0+; import the adapter again"),
         "sha256:../../etc": (InvalidReference, "is not a revision id"),
