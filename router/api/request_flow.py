@@ -18,7 +18,7 @@ from adapters.errors import AdapterError
 from router.alias_split import gets_newer
 from router.api.request_record import RequestRecorder, UsedTokens
 from router.api.request_span import FinishReasons
-from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
+from router.errors import AdapterRefused, AttemptError, DeadlineExceeded, RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer, while_connected
 from router.generation.request import Request, new_request_id
@@ -175,6 +175,11 @@ class RequestFlow:
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None
                 work = in_turn or self._answer(request, client)
                 await while_connected(client.connection, work, lambda: client.is_complete)
+            except DeadlineExceeded:  # engines may have generated for all that time
+                raise
+            except (RouterError, AdapterError) as error:
+                request.status = request.status or error.http_status  # it is settled before it is answered
+                raise
             finally:
                 admission.settle(*self._used_tokens.of(request))
 

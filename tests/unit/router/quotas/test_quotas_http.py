@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.router_stand_ins import after, eventually, running_cluster, until
+from support.router_stand_ins import Behaviour, after, answers, drops, eventually, running_cluster, until
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import ask, every_change, form, lora, push, upload
 
@@ -47,6 +47,27 @@ async def test_a_tenant_over_its_limit_gets_429_and_the_others_do_not(tmp_path: 
         page = await cluster.cluster.metrics_page()
         assert 'prelude_router_quota_refusals_total{limit="requests",tenant="acme"} 3.0' in page
         assert 'prelude_router_requests_total{endpoint="completions",status="429"} 2.0' in page
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "then"),
+    [
+        (answers(400), 400, 200),
+        (drops, 502, 200),
+        (after(3600), 504, 429),  # it may have generated for all that time
+    ],
+)
+@pytest.mark.parametrize("shape", [(0, 0, 1), (1, 1, 0)])
+async def test_a_request_that_failed_gives_its_output_back(
+    shape: tuple[int, int, int], behaviour: Behaviour, status: int, then: int
+) -> None:
+    quotas = {"default": {"output_tokens_per_min": 1}}  # so slow that the test's own time does not matter
+    async with running_cluster(*shape, quotas=quotas, answer_timeout_s=0.3 if status == 504 else 60.0) as cluster:
+        (cluster.decode or cluster.unified)[0].engine.behaviours = [behaviour] * 3
+        found, body, _ = await cluster.post(prompt="Hi", max_tokens=500)
+        assert found == status, body
+        (cluster.decode or cluster.unified)[0].engine.behaviours = []
+        assert (await cluster.post(prompt="Hi"))[0] == then
 
 
 async def test_what_streams_and_clients_that_left_have_used_comes_back() -> None:
