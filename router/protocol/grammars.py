@@ -19,6 +19,9 @@ MAX_PROPERTIES = 400
 MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher tries every subset's next one
 MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
+# Objects, lists and booleans in the parameters of all tools. Engines check in their event loop that these are schemas,
+# 0.1 ms each, and some lists item against item.
+MAX_CHECKED = 4096
 # With a maximum, or a minimum over 1, in all schemas of a grammar.
 MAX_COUNTED = 16  # strings; each takes seconds to compile
 MAX_COUNTED_ARRAYS = 64  # 300 of them take 170 MB, or xgrammar fails
@@ -82,14 +85,20 @@ def _enforced(raw: msgspec.Raw, what: str, limits: Limits) -> msgspec.Raw:
     param, size, most = what.partition(".")[0], len(memoryview(raw)), limits.request.schema_bytes
     if size > most:
         raise InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=param)
-    try:
-        schema = msgspec.json.decode(raw) if nesting(bytes(raw)) <= MAX_NESTING else None
-    except msgspec.DecodeError as error:
-        raise InvalidField(f"{what} is not JSON: {error}", param=param) from None
+    schema = decoded_schema(raw, what) if nesting(bytes(raw)) <= MAX_NESTING else None
     if not isinstance(schema, dict):
         raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=param)
     check_schema(schema, what, limits, GrammarParts())
     return raw if schema == msgspec.json.decode(raw) else encoded(schema)
+
+
+def decoded_schema(raw: msgspec.Raw, what: str) -> Any:
+    """A value that may be a JSON schema. Raises InvalidField for a number beyond float64, as 1e999."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        param = what.partition(".")[0].partition("[")[0]
+        raise InvalidField(f"{what} cannot be read: {error}", param=param) from None
 
 
 def check_schema(schema: dict[str, Any], what: str, limits: Limits, parts: GrammarParts) -> None:
@@ -152,6 +161,23 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits, parts: Gramm
         check_enforced(schema, what, parts)
     except NotEnforced as error:
         raise InvalidField(str(error), param=param) from None
+
+
+def num_checked(parameters: Any, what: str) -> int:
+    """How many parts of a tool's parameters engines may check as schemas. Raises InvalidField for a long list."""
+    count, pending = 0, [parameters]
+    while pending:
+        node = pending.pop()
+        count += isinstance(node, (dict, list, bool))
+        if isinstance(node, dict):
+            pending += node.values()
+        elif isinstance(node, list):
+            if len(node) > MAX_ENUM:
+                raise InvalidField(
+                    f"{what} has a list of {len(node)} items; at most {MAX_ENUM} are accepted", param="tools"
+                )
+            pending += node
+    return count
 
 
 def _is_counted(least: Any, most: Any) -> bool:
