@@ -7,7 +7,7 @@ import msgspec
 from router.errors import InvalidField
 from router.protocol.enforced_schemas import GrammarParts
 from router.protocol.field_values import Kind, Limits, decode_field, decoded, encoded, items_of, shown, without_nulls
-from router.protocol.grammars import MAX_CHECKED, check_schema, decoded_schema, num_checked
+from router.protocol.grammars import ToolParts, check_schema, decoded_schema
 from router.protocol.request_body import Fields, nesting
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -260,7 +260,7 @@ def check_tools(fields: Fields, name: str, limits: Limits) -> None:
         ) from None
     if len(tools) > most.tools:
         raise InvalidField(f"{len(tools)} tools; at most {most.tools} are accepted", param=name)
-    schema_bytes, parts_checked, parts, required = 0, 0, GrammarParts(), required_call(fields)
+    schema_bytes, checked, parts, required = 0, ToolParts(), GrammarParts(), required_call(fields)
     for i, tool in enumerate(tools):
         function = tool.function
         if not function.name or len(function.name) > MAX_NAME_BYTES:
@@ -271,12 +271,7 @@ def check_tools(fields: Fields, name: str, limits: Limits) -> None:
         if memoryview(raw)[:1] != b"{" and bytes(raw) != b"null":
             raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=name)
         schema = decoded_schema(raw, what) or {}
-        parts_checked += num_checked(schema, what)
-        if parts_checked > MAX_CHECKED:
-            raise InvalidField(
-                f"{name}: their parameters have over {MAX_CHECKED} objects, lists and booleans; leave some tools out",
-                param=name,
-            )
+        checked.add(schema, what)
         if function.strict if required is None else required in ("", function.name):
             schema_bytes += len(memoryview(raw))
             if schema_bytes > most.schema_bytes:

@@ -153,6 +153,11 @@ def test_strings_that_must_not_be_empty_are_not_counted() -> None:
         (lambda: [{"allOf": [True] * 1000}] * 5, "over 4096 objects"),
         (lambda: [{"type": [1, *map(str, range(999))]}], None),
         (lambda: [{"items": {"type": [1, *map(str, range(1000))]}}], r"tools\[0\].*a list of 1001 items"),
+        (lambda: [{"pattern": "[a-z]" * 3276}] * 2, None),
+        (lambda: [{"pattern": "[a-z]" * 3277}] * 2, "over 32768 bytes"),
+        (lambda: [{"items": {"pattern": "[Ā-\uffff]" * 64}}] * 2, None),
+        (lambda: [{"items": {"pattern": "[Ā-\uffff]" * 65}}] * 2, "over 32768 bytes"),
+        (lambda: [{"patternProperties": {r"(?i)[\u0100-\uffff]" * 60: {}}}], "over 32768 bytes"),
         (lambda: [{"dependencies": {"a": [{}] * 1001}}], r"tools\[0\].*a list of 1001 items"),
     ],
 )
