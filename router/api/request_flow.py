@@ -158,6 +158,8 @@ class RequestFlow:
                     validated = await backends.bodies.decode(
                         validate, self._endpoint, body, backends.limits, num_bytes=len(body)
                     )
+                    if validated.echoes:  # the answer has them, too, until a slow client has read it
+                        take(validated.num_per_prompt * sum([len(memoryview(each)) for each in validated.prompts]))
                     del body  # of which its fields are parts, or, for a response, translations
                 request.validated, request.is_streaming = validated, validated.is_streaming
                 with request.span.child("resolve"):
