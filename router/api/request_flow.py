@@ -21,7 +21,7 @@ from router.api.request_span import FinishReasons
 from router.errors import AdapterRefused, AttemptError, DeadlineExceeded, RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer, while_connected
-from router.generation.request import Request, new_request_id
+from router.generation.request import CLIENT_LEFT, Request, new_request_id
 from router.generation.sequence_run import SequenceRun
 from router.http.client_connection import SCOPE_KEY
 from router.identity.access import Principal, principal_of, set_principal
@@ -36,7 +36,6 @@ from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 from router.revisions.adapter_service import resolve, scaled_id_of
 
-_CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 _JSON = {"content-type": "application/json"}
 
 log = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class RequestFlow:
             try:
                 await self._serve(request, client, take, receive)
             except ClientGone:
-                request.status = _CLIENT_LEFT
+                pass
             except (RouterError, AdapterError) as error:
                 backends.audit.denied(scope, principal, error)
                 await client.fail(answer_of(error))
@@ -177,10 +176,13 @@ class RequestFlow:
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None
                 work = in_turn or self._answer(request, client)
                 await while_connected(client.connection, work, lambda: client.is_complete)
+            except ClientGone:
+                request.status = CLIENT_LEFT  # it is settled by that
+                raise
             except DeadlineExceeded:  # engines may have generated for all that time
                 raise
             except (RouterError, AdapterError) as error:
-                request.status = request.status or error.http_status  # it is settled before it is answered
+                request.status = request.status or error.http_status
                 raise
             finally:
                 admission.settle(*self._used_tokens.of(request))

@@ -70,6 +70,20 @@ async def test_a_request_that_failed_gives_its_output_back(
         assert (await cluster.post(prompt="Hi"))[0] == then
 
 
+@pytest.mark.parametrize(("stream", "then"), [(True, 200), (False, 429)])
+async def test_a_client_that_leaves_before_the_first_event_has_used_no_output(stream: bool, then: int) -> None:
+    """Of a whole answer nobody knows."""
+    async with running_cluster(0, 0, 1, quotas={"default": {"output_tokens_per_min": 1}}) as cluster:
+        (worker,) = cluster.unified
+        worker.engine.behaviours = [after(3600)]
+        asking = asyncio.create_task(cluster.post(prompt="Hi", max_tokens=500, stream=stream))
+        await until(lambda: worker.engine.num_running)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await cluster.is_idle()
+        assert (await cluster.post(prompt="Hi"))[0] == then
+
+
 async def test_what_streams_and_clients_that_left_have_used_comes_back() -> None:
     quotas = {"default": {"sequences": 2, "output_tokens_per_min": 1000}}
     async with running_cluster(0, 0, 1, quotas=quotas) as cluster:
