@@ -23,7 +23,7 @@ MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
 # In the parameters of all tools, see `ToolParts`. Objects, lists and booleans take 0.1 ms each, some lists are checked
 # item against item, and Python compiles patterns: a range of characters beyond ASCII takes it 1 to 3 ms.
-MAX_CHECKED = 4096
+MAX_CHECKED = 8192  # of which pydantic writes four for an optional field
 MAX_PATTERN_BYTES = 32 * 1024
 _WIDE_COST = 32
 _WIDE = re.compile(r"[^\x00-\x7f]|\\[uUN]")

@@ -147,10 +147,10 @@ def test_strings_that_must_not_be_empty_are_not_counted() -> None:
 @pytest.mark.parametrize(
     ("of", "why"),
     [
-        (lambda: [{"type": "object", "properties": {f"p{i}": {} for i in range(2046)}}] * 2, None),
-        (lambda: [{"type": "object", "properties": {f"p{i}": {} for i in range(2047)}}] * 2, "over 4096 objects"),
-        (lambda: [{"allOf": [True] * 1000}] * 4, None),
-        (lambda: [{"allOf": [True] * 1000}] * 5, "over 4096 objects"),
+        (lambda: [{"type": "object", "properties": {f"p{i}": {} for i in range(4094)}}] * 2, None),
+        (lambda: [{"type": "object", "properties": {f"p{i}": {} for i in range(4095)}}] * 2, "over 8192 objects"),
+        (lambda: [{"allOf": [True] * 1000}] * 8, None),
+        (lambda: [{"allOf": [True] * 1000}] * 9, "over 8192 objects"),
         (lambda: [{"type": [1, *map(str, range(999))]}], None),
         (lambda: [{"items": {"type": [1, *map(str, range(1000))]}}], r"tools\[0\].*a list of 1001 items"),
         (lambda: [{"pattern": "[a-z]" * 3276}] * 2, None),
