@@ -41,7 +41,7 @@ EXPECTED = {
     "repetition_penalty_is_not_compiled": (lambda seen: "recompile" in seen, lambda seen: seen == [-2.0, 2.0]),
     "cut_calls_stay_open": (
         lambda seen: seen[0][1] == ["find", '{"city": "R"}'] and seen[2] == ["1 "],
-        lambda seen: seen == [_CUT_CALL, _CALLS, ["1 <"], _CALLS],
+        lambda seen: seen == [_CUT_CALL, _CALLS, ["1 <"], _CALLS, _CUT_CALL],
     ),
     # An unload between two replies, and whether the registry and the scheduler have the adapter then; one after them.
     "loads_are_noted": (

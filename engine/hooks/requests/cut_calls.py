@@ -22,7 +22,7 @@ def finish_calls(
     before: Any = None
     while getattr(detector, "_buffer", "") and before != (before := _state(detector)):
         events += _drained(serving._process_tool_call_stream(index, "", {index: parser}, content, request, {}, created))
-    is_cut = _is_cut(content["meta_info"]["finish_reason"])
+    is_cut = _is_cut(content["meta_info"]["finish_reason"], request.stop_token_ids)
     if is_cut or _is_text(detector):
         events += _held_text(detector, content, request, index, created)
     if is_cut:
@@ -31,9 +31,12 @@ def finish_calls(
     return "".join(events) or None
 
 
-def _is_cut(finish_reason: Any) -> bool:
-    """Whether an answer ended where the model did not end it: at a limit or a stop string."""
-    return bool(finish_reason) and (finish_reason["type"] == "length" or isinstance(finish_reason.get("matched"), str))
+def _is_cut(finish_reason: Any, stop_token_ids: Any) -> bool:
+    """Whether an answer ended where the model did not end it: at a limit, or at a stop of the client's."""
+    if not finish_reason:
+        return False
+    matched = finish_reason.get("matched")
+    return finish_reason["type"] == "length" or isinstance(matched, str) or matched in (stop_token_ids or ())
 
 
 def _is_text(detector: Any) -> bool:

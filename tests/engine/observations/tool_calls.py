@@ -5,7 +5,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
-CREATED = 5
+CREATED, STOP = 5, 9
 CALLS = (
     'I look.<tool_call>\n{"name":"find", "arguments":{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}}'
     '\n</tool_call>\n<tool_call>\n{"name":"find", "arguments":{"city": "Oslo"}}\n</tool_call>'
@@ -13,11 +13,11 @@ CALLS = (
 
 
 def observed() -> dict[str, list[object]]:
-    """By hook: two answers that a limit cut, and two that ended, one as a call could begin."""
-    ended = {"type": "stop", "matched": 7}
+    """By hook: two answers that a limit cut, two that ended, one as a call could begin, and one that a stop cut."""
+    ended, stopped = {"type": "stop", "matched": 7}, {"type": "stop", "matched": STOP}
     streamed = [streamed_of(CALLS[:length], {"type": "length"}) for length in range(len(CALLS) + 1)]
     whole = [streamed[CALLS.index("ome")], streamed[-1], streamed_of("1 <", ended), streamed_of(CALLS, ended)]
-    return {"cut_calls_stay_open": whole}
+    return {"cut_calls_stay_open": [*whole, streamed_of(CALLS[: CALLS.index("ome")], stopped)]}
 
 
 def streamed_of(text: str, reason: dict[str, Any]) -> list[Any]:
@@ -30,8 +30,8 @@ def streamed_of(text: str, reason: dict[str, Any]) -> list[Any]:
     serving.tokenizer_manager = SimpleNamespace(tokenizer=None)
     tools = [Tool(function={"name": "find", "parameters": {"type": "object"}})]
     request = SimpleNamespace(
-        tools=tools, tool_choice="auto", messages=[], model="", _response_parser_tool_grammar=None,
-        _response_parser_grammar_start=None, _response_parser_prefix=None,
+        tools=tools, tool_choice="auto", messages=[], model="", stop_token_ids=[STOP],
+        _response_parser_tool_grammar=None, _response_parser_grammar_start=None, _response_parser_prefix=None,
     )  # fmt: skip
     serving._effective_tools = lambda _request: tools
     content, parsers, events = {"meta_info": {"id": "", "finish_reason": reason}}, {}, []
