@@ -18,10 +18,10 @@ from adapters.errors import AdapterError
 from router.alias_split import gets_newer
 from router.api.request_record import RequestRecorder, UsedTokens
 from router.api.request_span import FinishReasons
-from router.errors import AdapterRefused, AttemptError, RouterError, Stopping, answer_of
+from router.errors import AdapterRefused, AttemptError, DeadlineExceeded, RouterError, Stopping, answer_of
 from router.generation.backends import Backends
 from router.generation.client_answer import ClientAnswer, while_connected
-from router.generation.request import Request, new_request_id
+from router.generation.request import CLIENT_LEFT, Request, new_request_id
 from router.generation.sequence_run import SequenceRun
 from router.http.client_connection import SCOPE_KEY
 from router.identity.access import Principal, principal_of, set_principal
@@ -36,7 +36,6 @@ from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 from router.revisions.adapter_service import resolve, scaled_id_of
 
-_CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 _JSON = {"content-type": "application/json"}
 
 log = logging.getLogger(__name__)
@@ -130,7 +129,7 @@ class RequestFlow:
             try:
                 await self._serve(request, client, take, receive)
             except ClientGone:
-                request.status = _CLIENT_LEFT
+                pass
             except (RouterError, AdapterError) as error:
                 backends.audit.denied(scope, principal, error)
                 await client.fail(answer_of(error))
@@ -158,6 +157,8 @@ class RequestFlow:
                     validated = await backends.bodies.decode(
                         validate, self._endpoint, body, backends.limits, num_bytes=len(body)
                     )
+                    if validated.echoes:  # the answer has them, too, until a slow client has read it
+                        take(validated.num_per_prompt * sum([len(memoryview(each)) for each in validated.prompts]))
                     del body  # of which its fields are parts, or, for a response, translations
                 request.validated, request.is_streaming = validated, validated.is_streaming
                 with request.span.child("resolve"):
@@ -175,6 +176,14 @@ class RequestFlow:
                 in_turn = self._answer_in_turn(request, client, admission) if admission.is_counted else None
                 work = in_turn or self._answer(request, client)
                 await while_connected(client.connection, work, lambda: client.is_complete)
+            except ClientGone:
+                request.status = CLIENT_LEFT  # it is settled by that
+                raise
+            except DeadlineExceeded:  # engines may have generated for all that time
+                raise
+            except (RouterError, AdapterError) as error:
+                request.status = request.status or error.http_status
+                raise
             finally:
                 admission.settle(*self._used_tokens.of(request))
 

@@ -12,9 +12,10 @@ from cluster.config.router import SloConfig
 from process.log import info
 from router.api.request_span import describe
 from router.generation.backends import Backends
-from router.generation.request import Request
+from router.generation.request import CLIENT_LEFT, Request
 from router.identity.access import SHARED_NAMESPACE
 from router.placement.request import PromptMeter
+from router.protocol.field_values import TYPICAL_ANSWER_TOKENS
 from router.protocol.validation import Endpoint
 from router.quotas.usage import MAX_ROWS
 
@@ -165,13 +166,16 @@ class UsedTokens:
         """Tokens of the prompts and of the output, None if unknown."""
         if not sum([sequence.num_attempts for sequence in request.sequences]):
             return 0, 0
-        output = request.num_completion_tokens
-        if output is None and request.num_events:  # a stream that has not come to its usage event
+        output, status = request.num_completion_tokens, request.status or 0
+        if output is not None:
+            if request.first_byte_s is not None:
+                self._observe(output / len(request.sequences), request.age_s - request.first_byte_s)
+        elif request.num_events:  # a stream that has not come to its usage event
             output = self._estimate(request)
-        elif output is None:
-            output = 0 if request.status is not None and request.status >= 400 else None
-        elif request.first_byte_s is not None:
-            self._observe(output / len(request.sequences), request.age_s - request.first_byte_s)
+        elif status == CLIENT_LEFT and not request.is_streaming:
+            output = self._of_left(request)
+        elif status >= 400:
+            output = 0
         return request.num_prompt_tokens, output
 
     def _observe(self, num_tokens: float, duration_s: float) -> None:
@@ -182,6 +186,13 @@ class UsedTokens:
             self._tokens_per_s = found
         else:
             self._tokens_per_s = known + (_WEIGHT_OF_FASTER if found > known else _WEIGHT_OF_SLOWER) * (found - known)
+
+    def _of_left(self, request: Request) -> int | None:
+        """Of a whole answer whose client has left. None: all that the client has set as a limit."""
+        if request.most_output_tokens is not None or request.endpoint not in (Endpoint.CHAT, Endpoint.RESPONSES):
+            return None
+        each = max(TYPICAL_ANSWER_TOKENS, int(request.age_s * (self._tokens_per_s or 0.0)))
+        return each * len(request.sequences)
 
     def _estimate(self, request: Request) -> int:
         """The number of events seen, or more: engines send no event for some tokens, and parsers hold others back.

@@ -78,6 +78,9 @@ class _EngineErrorBody(_EngineError):
     error: _EngineError | None = None
 
 
+# Characters of an engine's text that are read, logged and passed on. It may quote all of a request, and to search it
+# takes time that grows with its square.
+_MAX_TEXT = 1000
 # The status that the hook `uses_are_noted` gives an engine's answer if the adapter is not there. Texts of errors may
 # quote the client, so no class of error depends on them.
 NOT_RESIDENT_STATUS = 424
@@ -110,6 +113,7 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
     except msgspec.MsgspecError:
         parsed = _EngineErrorBody(message=body[:200].decode("utf-8", "replace"))
     reported = parsed.error or parsed
+    text = reported.message[:_MAX_TEXT]
     if status == 200 and isinstance(reported.code, int):
         status = reported.code
     if status == NOT_RESIDENT_STATUS:  # its text lists other tenants' revisions
@@ -117,9 +121,9 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
     if status in (401, 403):  # the router's key is that of an engine that was there before, not the client's fault
         return EngineFailure(f"the engine of worker {worker} does not know the router", worker=worker)
     if 400 <= status < 500 and status not in (408, 429, 499):
-        message, param = _readable(_SOURCE_PATH.sub("", reported.message), reported.param)
-        is_too_long = _TOO_LONG.fullmatch(reported.message) is not None
-        if too_long := _TOO_LONG_FOR_THE_CACHE.fullmatch(reported.message):
+        message, param = _readable(_SOURCE_PATH.sub("", text), reported.param)
+        is_too_long = _TOO_LONG.fullmatch(text) is not None
+        if too_long := _TOO_LONG_FOR_THE_CACHE.fullmatch(text):
             message = (
                 f"The input ({too_long[1]} tokens) is longer than the longest that is served here "
                 f"({int(too_long[2]) - 1} tokens)."
@@ -139,7 +143,7 @@ def engine_error(status: int, body: bytes, worker: str) -> AttemptError:
     return EngineFailure(
         f"the engine of worker {worker} failed with status {status}",
         worker=worker,
-        has_failed_transfer=status == 500 and _TRANSFER_FAILED.match(reported.message) is not None,
+        has_failed_transfer=status == 500 and _TRANSFER_FAILED.match(text) is not None,
     )
 
 

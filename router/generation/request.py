@@ -19,6 +19,7 @@ from router.identity.access import Principal
 from router.placement.request import Placement
 from router.protocol.validation import Endpoint, ValidatedRequest
 
+CLIENT_LEFT = 499  # nginx's status for a closed connection; for metrics and logs only
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 

@@ -96,7 +96,8 @@ class PlacementSearch:
         self._note(error, placement)
         has_attempts = self._num_failed_attempts < self._backends.config.max_attempts
         found = await self._retry_placement() if error.retryable and has_attempts else None
-        fields = {"request_id": self._request_id, "reason": str(error), "code": error.code, "retry": found is not None}
+        reason = "" if isinstance(error, EngineRefusal) else str(error)  # a refusal may quote the prompt
+        fields = {"request_id": self._request_id, "reason": reason, "code": error.code, "retry": found is not None}
         log.info("attempt failed", extra={"fields": fields})
         if found is None:
             raise error

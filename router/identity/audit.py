@@ -22,8 +22,9 @@ _BATCH = 1000
 _FLUSH_S = 0.2
 _RETRY_S = 1.0
 _CHANGE_TIMEOUT_S = 5.0  # that the answer to a change waits for its event to be written
-_MAX_DENIALS_PER_S = 100  # further ones are counted: strangers can make up any number
-_MAX_REFUSED_PER_S = 100  # changes of one tenant; it could fill the table with changes of what is not there
+# Denials and refused changes of one tenant, or of all strangers; further ones are counted. Nobody deletes rows, and
+# strangers can make up any number, a tenant changes of what is not there.
+_MAX_REFUSED_PER_MIN = 100
 _OUTCOMES = {ClientGone: "client_left", asyncio.CancelledError: "router_stopping"}
 _CONFIGURATION = "cluster.yaml"  # who imports at the start; also in the history of aliases
 _NOTE_KEY = "prelude.change"  # in the ASGI scope
@@ -64,8 +65,7 @@ class AuditLog:
         self._suspect_until = 0  # events up to this number are written one by one: one of them cannot be written
         self._written = asyncio.Condition()
         self._wanted = asyncio.Event()
-        self._second, self._denials_in_second = 0, 0
-        self._refused_in_second: Counter[str] = Counter()  # changes, by tenant
+        self._minute, self._refused_in_minute = 0, Counter[str | None]()  # by tenant
         self._num_suppressed = 0
 
     @asynccontextmanager
@@ -81,12 +81,7 @@ class AuditLog:
     def denied(self, scope: MutableMapping[str, Any], principal: Principal | None, error: Exception) -> None:
         """Record the error if it is a denial. Denied changes are recorded by their guard."""
         denial = denial_in(error)
-        if denial is None or _NOTE_KEY in scope:
-            return
-        self._begin_second()
-        self._denials_in_second += 1
-        if self._denials_in_second > _MAX_DENIALS_PER_S:
-            self._num_suppressed += 1
+        if denial is None or _NOTE_KEY in scope or self._is_one_too_many(principal):
             return
         adapter = denial.adapter if isinstance(denial, AccessDenied) else None
         self._take(_event(scope, principal, f"{scope['method']} {scope['path'][:200]}", denial, ChangeNote(adapter)))
@@ -96,14 +91,11 @@ class AuditLog:
     ) -> None:
         """Record a change with its outcome, and wait for a bounded time until it is written.
 
-        Refused changes of one tenant are limited per second; further ones are only counted.
+        Refused changes of one tenant are limited; further ones are only counted.
         """
-        if isinstance(error, RouterError | AdapterError) and error.http_status < 500:
-            self._begin_second()
-            self._refused_in_second[principal.tenant] += 1
-            if self._refused_in_second[principal.tenant] > _MAX_REFUSED_PER_S:
-                self._num_suppressed += 1
-                return
+        is_refused = isinstance(error, RouterError | AdapterError) and error.http_status < 500
+        if is_refused and self._is_one_too_many(principal):
+            return
         number = self._take(_event(scope, principal, action, error, note_of(scope)))
         self._wanted.set()
         try:
@@ -120,11 +112,16 @@ class AuditLog:
         at, revisions = datetime.now(UTC), (described(old), described(new))
         self._take(AuditEvent(at, _CONFIGURATION, None, "adapter.import", name, *revisions, _outcome(error), None))
 
-    def _begin_second(self) -> None:
-        second = int(asyncio.get_running_loop().time())
-        if second != self._second:
-            self._second, self._denials_in_second = second, 0
-            self._refused_in_second.clear()
+    def _is_one_too_many(self, principal: Principal | None) -> bool:
+        """Whether the tenant, or strangers, have had this minute's rows; then the event is counted."""
+        minute = int(asyncio.get_running_loop().time() // 60)
+        if minute != self._minute:
+            self._minute, self._refused_in_minute = minute, Counter()
+        tenant = principal.tenant if principal else None
+        self._refused_in_minute[tenant] += 1
+        is_over = self._refused_in_minute[tenant] > _MAX_REFUSED_PER_MIN
+        self._num_suppressed += is_over
+        return is_over
 
     def _take(self, event: AuditEvent) -> int:
         if self._num_suppressed:

@@ -173,6 +173,7 @@ class ImportEndpoint:
                     lambda library: library.add_in_memory(name, packed, alias, by=by, quota=self._quota(name)),
                     self._management.backends.config.upload_timeout_s,
                     right,
+                    principal_of(request.scope),
                 )
             except AdapterError as error:
                 if not isinstance(error, CatalogUnavailable):  # which leaves open whether the commit was made
@@ -223,7 +224,9 @@ class ImportEndpoint:
             given, work = work, lambda library: given(replace(library, packer=packer))
         timeout_s = self._management.backends.config.upload_timeout_s
         try:
-            return await self._management.backends.adapters.with_library(work, timeout_s, self._right(request, name))
+            return await self._management.backends.adapters.with_library(
+                work, timeout_s, self._right(request, name), principal_of(request.scope)
+            )
         except AdapterError as error:
             raise without_path(error, upload.folder, "the upload") from None
 

@@ -26,12 +26,14 @@ def merged_usage(usages: dict[int, Usage], num_per_prompt: int) -> Usage:
             details[name] = (details.get(name) or 0) + (value or 0)
     prompt_tokens = sum(usage.prompt_tokens for usage in prompts)
     completion_tokens = sum(usage.completion_tokens or 0 for usage in usages.values())
+    reasoning_tokens = sum(usage.reasoning_tokens or 0 for usage in usages.values())
     return Usage(
         prompt_tokens=prompt_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         completion_tokens=completion_tokens,
         prompt_tokens_details=details or None,
-        reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in usages.values()),
+        reasoning_tokens=reasoning_tokens,
+        completion_tokens_details={"reasoning_tokens": reasoning_tokens} if reasoning_tokens else None,
     )
 
 

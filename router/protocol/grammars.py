@@ -4,6 +4,8 @@ Engines compile grammars beside the scheduler and match them inside its loop, ag
 limits cover what was measured to be expensive: optional properties, counted repeats, ambiguous expressions.
 """
 
+import re
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -19,6 +21,12 @@ MAX_PROPERTIES = 400
 MAX_OPTIONAL = 64  # properties of one object that are not required: the matcher tries every subset's next one
 MAX_ALTERNATIVES = 64  # of one anyOf, oneOf or allOf
 MAX_ENUM = 1000
+# In the parameters of all tools, see `ToolParts`. Objects, lists and booleans take 0.1 ms each, some lists are checked
+# item against item, and Python compiles patterns: a range of characters beyond ASCII takes it 1 to 3 ms.
+MAX_CHECKED = 8192  # of which pydantic writes four for an optional field
+MAX_PATTERN_BYTES = 32 * 1024
+_WIDE_COST = 32
+_WIDE = re.compile(r"[^\x00-\x7f]|\\[uUN]")
 # With a maximum, or a minimum over 1, in all schemas of a grammar.
 MAX_COUNTED = 16  # strings; each takes seconds to compile
 MAX_COUNTED_ARRAYS = 64  # 300 of them take 170 MB, or xgrammar fails
@@ -82,14 +90,20 @@ def _enforced(raw: msgspec.Raw, what: str, limits: Limits) -> msgspec.Raw:
     param, size, most = what.partition(".")[0], len(memoryview(raw)), limits.request.schema_bytes
     if size > most:
         raise InvalidField(f"{what} has {size} bytes; at most {most} are accepted", param=param)
-    try:
-        schema = msgspec.json.decode(raw) if nesting(bytes(raw)) <= MAX_NESTING else None
-    except msgspec.DecodeError as error:
-        raise InvalidField(f"{what} is not JSON: {error}", param=param) from None
+    schema = decoded_schema(raw, what) if nesting(bytes(raw)) <= MAX_NESTING else None
     if not isinstance(schema, dict):
         raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=param)
     check_schema(schema, what, limits, GrammarParts())
     return raw if schema == msgspec.json.decode(raw) else encoded(schema)
+
+
+def decoded_schema(raw: msgspec.Raw, what: str) -> Any:
+    """A value that may be a JSON schema. Raises InvalidField for a number beyond float64, as 1e999."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        param = what.partition(".")[0].partition("[")[0]
+        raise InvalidField(f"{what} cannot be read: {error}", param=param) from None
 
 
 def check_schema(schema: dict[str, Any], what: str, limits: Limits, parts: GrammarParts) -> None:
@@ -152,6 +166,46 @@ def check_schema(schema: dict[str, Any], what: str, limits: Limits, parts: Gramm
         check_enforced(schema, what, parts)
     except NotEnforced as error:
         raise InvalidField(str(error), param=param) from None
+
+
+@dataclass(slots=True)
+class ToolParts:
+    """What engines check, in their event loop, of the parameters of a request's tools: that these are schemas."""
+
+    num_checked: int = 0
+    pattern_bytes: int = 0
+
+    def add(self, parameters: Any, what: str) -> None:
+        """Count those of a tool. Raises InvalidField if they are too many, or one is too large."""
+        pending = [parameters]
+        while pending:
+            node = pending.pop()
+            self.num_checked += isinstance(node, (dict, list, bool))
+            if isinstance(node, dict):
+                pending += node.values()
+                self._add_patterns(node.get("pattern"), node.get("patternProperties"))
+            elif isinstance(node, list):
+                pending += node
+                if len(node) > MAX_ENUM:
+                    raise InvalidField(
+                        f"{what} has a list of {len(node)} items; at most {MAX_ENUM} are accepted", param="tools"
+                    )
+        if self.num_checked > MAX_CHECKED:
+            raise InvalidField(
+                f"tools: their parameters have over {MAX_CHECKED} objects, lists and booleans; leave some tools out",
+                param="tools",
+            )
+        if self.pattern_bytes > MAX_PATTERN_BYTES:
+            raise InvalidField(
+                f"tools: the patterns of their parameters have over {MAX_PATTERN_BYTES} bytes, those of patterns with "
+                f"characters beyond ASCII counted {_WIDE_COST} times; leave some out",
+                param="tools",
+            )
+
+    def _add_patterns(self, pattern: Any, by_pattern: Any) -> None:
+        for each in [pattern, *(by_pattern if isinstance(by_pattern, dict) else ())]:
+            if isinstance(each, str):
+                self.pattern_bytes += len(each.encode()) * (_WIDE_COST if _WIDE.search(each) else 1)
 
 
 def _is_counted(least: Any, most: Any) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 from router.errors import InvalidField
 from router.protocol.enforced_schemas import GrammarParts
 from router.protocol.field_values import Kind, Limits, decode_field, decoded, encoded, items_of, shown, without_nulls
-from router.protocol.grammars import check_schema
+from router.protocol.grammars import ToolParts, check_schema, decoded_schema
 from router.protocol.request_body import Fields, nesting
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -260,18 +260,18 @@ def check_tools(fields: Fields, name: str, limits: Limits) -> None:
         ) from None
     if len(tools) > most.tools:
         raise InvalidField(f"{len(tools)} tools; at most {most.tools} are accepted", param=name)
-    schema_bytes, parts, required = 0, GrammarParts(), required_call(fields)
+    schema_bytes, checked, parts, required = 0, ToolParts(), GrammarParts(), required_call(fields)
     for i, tool in enumerate(tools):
         function = tool.function
         if not function.name or len(function.name) > MAX_NAME_BYTES:
             raise InvalidField(f"{name}[{i}].function.name must have 1 to {MAX_NAME_BYTES} characters", param=name)
         if function.parameters is msgspec.UNSET:
             continue
-        raw = function.parameters
+        raw, what = function.parameters, f"{name}[{i}].function.parameters"
         if memoryview(raw)[:1] != b"{" and bytes(raw) != b"null":
-            raise InvalidField(
-                f"{name}[{i}].function.parameters must be a JSON schema, an object (found {shown(raw)})", param=name
-            )
+            raise InvalidField(f"{what} must be a JSON schema, an object (found {shown(raw)})", param=name)
+        schema = decoded_schema(raw, what) or {}
+        checked.add(schema, what)
         if function.strict if required is None else required in ("", function.name):
             schema_bytes += len(memoryview(raw))
             if schema_bytes > most.schema_bytes:
@@ -280,8 +280,7 @@ def check_tools(fields: Fields, name: str, limits: Limits) -> None:
                     f"most {most.schema_bytes} are accepted",
                     param=name,
                 )
-            schema = msgspec.json.decode(raw) or {}
-            check_schema(schema, f"{name}[{i}].function.parameters", limits, parts)
+            check_schema(schema, what, limits, parts)
             if schema != (msgspec.json.decode(raw) or {}):
                 function.parameters = encoded(schema)
                 fields[name] = encoded(tools)

@@ -134,6 +134,7 @@ class Usage(msgspec.Struct):
     completion_tokens: int | None = 0
     prompt_tokens_details: dict[str, int | None] | None = None
     reasoning_tokens: int | None = 0
+    completion_tokens_details: dict[str, int | None] | None = None  # OpenAI's place of these, if there are any
 
 
 class _Event(msgspec.Struct):

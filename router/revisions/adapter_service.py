@@ -119,6 +119,7 @@ class AdapterService:
         self._running_lookups: set[asyncio.Task[_Outcome]] = set()
         self._lookup_turns = TenantTurns(_AT_ONCE, waiting=_WAITING)
         self._call_turns = TenantTurns(_AT_ONCE, waiting=_WAITING)
+        self._import_turns = TenantTurns(_IMPORT_THREADS // 2, waiting=_WAITING)
         self._lookup_threads = ThreadPoolExecutor(_LOOKUP_THREADS, "resolve")
         self._call_threads = ThreadPoolExecutor(_CALL_THREADS, "catalog")
         self._import_threads = ThreadPoolExecutor(_IMPORT_THREADS, "import")
@@ -301,12 +302,18 @@ class AdapterService:
         async with self._call_turns.turn(tenant):
             return await self._in_thread(self._call_threads, partial(work, catalog), timeout_s)
 
-    async def with_library(self, work: Callable[[AdapterLibrary], T], timeout_s: float, right: Right) -> T:
-        """Run `work`, which may take long, on the library in a thread. A timeout does not end the thread."""
+    async def with_library(
+        self, work: Callable[[AdapterLibrary], T], timeout_s: float, right: Right, principal: Principal
+    ) -> T:
+        """Run `work`, which may take long, on the library in a thread, in the turn of the principal's tenant.
+
+        A timeout does not end the thread.
+        """
         if self._library is None:
             raise StoreUnavailable("the catalog or the adapter store has not been reached yet; try again")
         work_on = partial(work, self._library.permitted(right))
-        return await self._in_thread(self._import_threads, work_on, timeout_s)
+        async with self._import_turns.turn(principal.confined_to):
+            return await self._in_thread(self._import_threads, work_on, timeout_s)
 
     async def refresh(self) -> None:
         """Read the catalog's changes now, so that this router sees its own change immediately."""

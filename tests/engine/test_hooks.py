@@ -10,7 +10,11 @@ from engine.hooks.requests.grammars import MAX_BYTES, MAX_GRAMMARS
 
 HERE = Path(__file__).parent
 _CUT_CALL = ["I look.", ["find", '{"city": "R']]
-_ARGUMENTS = '{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}'
+_CALLS = [
+    "I look.",
+    ["find", '{"city": "Rome \\n\\"é", "days": [1, {"at": -2.5, "wet": true}]}'],
+    ["find", '{"city": "Oslo"}'],
+]
 
 # Checks of what each target does without our hook, and with it.
 EXPECTED = {
@@ -36,8 +40,8 @@ EXPECTED = {
     ),
     "repetition_penalty_is_not_compiled": (lambda seen: "recompile" in seen, lambda seen: seen == [-2.0, 2.0]),
     "cut_calls_stay_open": (
-        lambda seen: seen[0][1] == ["find", '{"city": "R"}'],
-        lambda seen: seen == [_CUT_CALL, ["I look.", ["find", _ARGUMENTS], ["find", '{"city": "Oslo"}']]],
+        lambda seen: seen[0][1] == ["find", '{"city": "R"}'] and seen[2] == ["1 "],
+        lambda seen: seen == [_CUT_CALL, _CALLS, ["1 <"], _CALLS, _CUT_CALL],
     ),
     # An unload between two replies, and whether the registry and the scheduler have the adapter then; one after them.
     "loads_are_noted": (

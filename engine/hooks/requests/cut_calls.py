@@ -22,16 +22,26 @@ def finish_calls(
     before: Any = None
     while getattr(detector, "_buffer", "") and before != (before := _state(detector)):
         events += _drained(serving._process_tool_call_stream(index, "", {index: parser}, content, request, {}, created))
-    if _is_cut(content["meta_info"]["finish_reason"]):
-        events += _held_text(detector, content, request, index)
+    is_cut = _is_cut(content["meta_info"]["finish_reason"], request.stop_token_ids)
+    if is_cut or _is_text(detector):
+        events += _held_text(detector, content, request, index, created)
+    if is_cut:
         _end_arguments(detector)
     events.append(original(serving, parser, content, request, index, created=created) or "")
     return "".join(events) or None
 
 
-def _is_cut(finish_reason: Any) -> bool:
-    """Whether an answer ended where the model did not end it: at a limit or a stop string."""
-    return bool(finish_reason) and (finish_reason["type"] == "length" or isinstance(finish_reason.get("matched"), str))
+def _is_cut(finish_reason: Any, stop_token_ids: Any) -> bool:
+    """Whether an answer ended where the model did not end it: at a limit, or at a stop of the client's."""
+    if not finish_reason:
+        return False
+    matched = finish_reason.get("matched")
+    return finish_reason["type"] == "length" or isinstance(matched, str) or matched in (stop_token_ids or ())
+
+
+def _is_text(detector: Any) -> bool:
+    """Whether what is held back would have been the begin of the answer's first call, and has not become one."""
+    return getattr(detector, "current_tool_id", 0) < 0 and not detector.has_tool_call(detector._buffer)
 
 
 def _state(detector: Any) -> tuple[Any, ...]:
@@ -39,7 +49,7 @@ def _state(detector: Any) -> tuple[Any, ...]:
     return (*(getattr(detector, name, None) for name in names), len(getattr(detector, "prev_tool_call_arr", ())))
 
 
-def _held_text(detector: Any, content: Any, request: Any, index: int) -> Iterator[str]:
+def _held_text(detector: Any, content: Any, request: Any, index: int, created: int) -> Iterator[str]:
     """What looked like the begin of a call, and has no name yet."""
     from sglang.srt.entrypoints.openai.sse_utils import build_sse_content
 
@@ -47,7 +57,7 @@ def _held_text(detector: Any, content: Any, request: Any, index: int) -> Iterato
     if held.strip() and not detector.current_tool_name_sent and not detector.eot_token.startswith(held):
         detector._buffer = ""
         held = held.replace(detector.eot_token or "\0", "")
-        yield build_sse_content(content["meta_info"]["id"], 0, request.model, index, content=held)
+        yield build_sse_content(content["meta_info"]["id"], created, request.model, index, content=held)
 
 
 def _end_arguments(detector: Any) -> None:

@@ -6,6 +6,7 @@ import msgspec
 
 from router.errors import InvalidField
 from router.protocol.field_values import (
+    Kind,
     Limits,
     boolean,
     decoded,
@@ -185,14 +186,15 @@ def _tool_choice(fields: Fields) -> msgspec.Raw:
     raw = fields["tool_choice"]
     if memoryview(raw)[:1] != b"{":
         return raw.copy()
-    kind = type_of(raw)
+    expected = "auto, required, none, or {type: function, name}"
+    kind = decoded(fields, "tool_choice", Kind, expected).type
     if kind != "function":
         raise InvalidField(
             f"tool_choice.type {repr(kind)[:60]} is not offered: name a function, or send only the tools that may be "
             "called",
             param="tool_choice",
         )
-    named = decoded(fields, "tool_choice", _NamedTool, "auto, required, none, or {type: function, name}")
+    named = decoded(fields, "tool_choice", _NamedTool, expected)
     return encoded({"type": "function", "function": {"name": named.name}})
 
 

@@ -136,6 +136,15 @@ def test_an_engine_s_words_are_made_those_of_the_client(message: str, said: str)
     assert (str(error).strip(), error.param) == (said, "top_p" if "top_p" in said else None)
 
 
+@pytest.mark.parametrize(("status", "code"), [(400, 400), (200, 400)])
+def test_of_a_text_that_quotes_the_client_little_is_searched_and_passed_on(status: int, code: int) -> None:
+    """SGLang says all of a schema that is none: to search 128 KiB of `/a` for a place in a source took a minute."""
+    message = f"Tool 0 function has invalid 'parameters' schema: '{'/a' * 100_000}' is not valid"
+    error = engine_error(status, json.dumps({"message": message, "code": code}).encode(), "d0")
+    assert isinstance(error, EngineRefusal)
+    assert str(error) == message[:1000]
+
+
 def test_a_validation_dump_that_cannot_be_read_hides_the_request() -> None:
     unreadable = json.dumps({"message": "1 validation error:\n  ??? s3cret", "code": 400}).encode()
     assert "s3cret" not in str(engine_error(400, unreadable, "d0"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -83,7 +84,8 @@ class TestFailuresBeforeTheFirstEvent:
             assert (await asyncio.wait_for(asking, 30))[0] == 200
             assert len(second.engine.bodies) == 1
 
-    async def test_wrong_request_is_not_retried(self) -> None:
+    async def test_wrong_request_is_not_retried(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "router.generation.sequence_run")
         message = "The input (9 tokens) is longer than the model's context length (8 tokens)."
         error = {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": 400}
         async with running_cluster(2, 2) as cluster:
@@ -95,6 +97,9 @@ class TestFailuresBeforeTheFirstEvent:
             assert answer["error"]["type"] == "invalid_request_error"
             assert answer["error"]["code"] == "context_length_exceeded"
             assert cluster.num_bodies == [1, 0, 1, 0]
+        (line,) = [record.fields for record in caplog.records if record.message == "attempt failed"]  # type: ignore[attr-defined]
+        assert (line["code"], line["retry"]) == ("context_length_exceeded", False)
+        assert message not in str(line)  # others quote what the client has sent
 
     async def test_aborts_inside_a_200_count_as_failures(self) -> None:
         error = (

@@ -173,15 +173,18 @@ async def test_events_wait_for_a_catalog_that_is_down(
 
 
 async def test_a_flood_of_denials_is_counted():
+    acme = Principal("acme", "acme key", frozenset())
     written = Written()
     async with written.log.running():
         for _ in range(5000):
             written.log.denied(dict(SCOPE), None, Forbidden("no"))
             written.log.denied(dict(SCOPE), None, ValueError("no denial"))
+        written.log.denied(dict(SCOPE), acme, Forbidden("no"))  # which strangers cannot hide
         await written.log.changed(dict(SCOPE), ANYBODY, "adapter.pin", None)
-    assert len(written.events) < 400
-    num_told = sum(each.action != "denials" for each in written.events)
-    assert written.num_suppressed + num_told == 5001
+    assert len(written.events) < 250  # 100 in each of two minutes, and few of what is counted
+    told = [each.tenant for each in written.events if each.action != "denials"]
+    assert told[-2:] == ["acme", "default"]
+    assert written.num_suppressed + len(told) == 5002
     assert written.events[0].who == "unknown at 10.0.0.7"
 
 
@@ -195,6 +198,6 @@ async def test_a_flood_of_refused_changes_of_one_tenant_is_counted():
         changes += [log.changed(dict(SCOPE), beta, "adapter.delete", AdapterNotFound("no")) for _ in range(50)]
         await asyncio.gather(*changes)
     found = Counter((each.tenant, each.outcome) for each in written.events if each.action != "denials")
-    assert found["acme", "adapter_not_found"] < 400  # 100 in each second that this takes
+    assert found["acme", "adapter_not_found"] in (100, 200)  # 200 if a minute begins meanwhile
     assert (found["acme", "done"], found["beta", "adapter_not_found"]) == (150, 50)
     assert written.num_suppressed + found.total() == 2200

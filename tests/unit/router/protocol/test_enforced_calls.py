@@ -1,10 +1,11 @@
 """What engines are asked to enforce: the schemas of strict tools, and of all tools that a required call may be of."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.routers.admission import LIMITS, chat_sent, of_schema, tool
+from support.routers.admission import LIMITS, USER, chat_sent, of_schema, tool
 
 from router.errors import InvalidField
 from router.protocol.validation import Endpoint, validate
@@ -141,3 +142,45 @@ def test_what_is_dear_is_limited_for_all_tools_of_a_grammar(most: int, why: str,
 def test_strings_that_must_not_be_empty_are_not_counted() -> None:
     properties = {f"a{i}": {"type": "string", "minLength": 1} for i in range(60)}
     assert chat_sent(tools=[tool(strict=True, parameters={"type": "object", "properties": properties})])
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (lambda: [{"type": "object", "properties": {f"p{i}": {} for i in range(4094)}}] * 2, None),
+        (lambda: [{"type": "object", "properties": {f"p{i}": {} for i in range(4095)}}] * 2, "over 8192 objects"),
+        (lambda: [{"allOf": [True] * 1000}] * 8, None),
+        (lambda: [{"allOf": [True] * 1000}] * 9, "over 8192 objects"),
+        (lambda: [{"type": [1, *map(str, range(999))]}], None),
+        (lambda: [{"items": {"type": [1, *map(str, range(1000))]}}], r"tools\[0\].*a list of 1001 items"),
+        (lambda: [{"pattern": "[a-z]" * 3276}] * 2, None),
+        (lambda: [{"pattern": "[a-z]" * 3277}] * 2, "over 32768 bytes"),
+        (lambda: [{"items": {"pattern": "[Ā-\uffff]" * 64}}] * 2, None),
+        (lambda: [{"items": {"pattern": "[Ā-\uffff]" * 65}}] * 2, "over 32768 bytes"),
+        (lambda: [{"patternProperties": {r"(?i)[\u0100-\uffff]" * 60: {}}}], "over 32768 bytes"),
+        (lambda: [{"dependencies": {"a": [{}] * 1001}}], r"tools\[0\].*a list of 1001 items"),
+    ],
+)
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_what_engines_check_in_their_event_loop_is_limited(
+    of: Callable[[], list[Any]], why: str | None, choice: str
+) -> None:
+    """Also of tools whose parameters are not enforced: 128 KiB of them took SGLang seconds."""
+    tools = [tool(f"f{i}", parameters=each) for i, each in enumerate(of())]
+    if why is None:
+        assert chat_sent(tools=tools, tool_choice=choice)["tools"] == tools
+        return
+    with pytest.raises(InvalidField, match=why):
+        chat_sent(tools=tools, tool_choice=choice)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_numbers_beyond_float64_are_refused(strict: bool) -> None:
+    """They are JSON, but neither the router nor engines can read them."""
+    written = f'"strict":{json.dumps(strict)},"parameters":{{"type":"object","maximum":1e999}}'
+    body = f'{{"model":"base","messages":[{json.dumps(USER)}],"tools":[{{"function":{{"name":"f",{written}}}}}]}}'
+    with pytest.raises(InvalidField, match=r"tools\[0\].function.parameters cannot be read: Number out of range"):
+        validate(Endpoint.CHAT, body.encode(), LIMITS)
+    body = '{"model":"base","input":"Hi","tool_choice":{"type":1e999}}'
+    with pytest.raises(InvalidField, match="tool_choice must be auto"):
+        validate(Endpoint.RESPONSES, body.encode(), LIMITS)

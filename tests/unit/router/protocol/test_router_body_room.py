@@ -37,6 +37,18 @@ async def test_bodies_in_flight_are_bounded() -> None:
         assert (await cluster.post(prompt=LONG))[0] == 200
 
 
+async def test_prompts_that_the_answer_repeats_count_for_each_choice() -> None:
+    """A client that reads slowly has them stay in memory."""
+    async with running_cluster(0, 0, 1, limits={"in_flight_bytes": 900_000}) as cluster:
+        for fields in ({"prompt": LONG, "n": 4}, {"prompt": [LONG, LONG], "n": 2}):
+            for stream in (False, True):
+                status, answer, _ = await cluster.post(echo=True, stream=stream, **fields)
+                assert (status, answer["error"]["code"]) == (429, "too_many_bytes")
+            assert (await cluster.post(**fields))[0] == 200
+        assert (await cluster.post(prompt=LONG, n=3, echo=True))[0] == 200
+        await eventually(cluster.metrics_page, lambda text: "prelude_router_body_bytes 0.0" in text)
+
+
 async def test_bytes_count_from_their_arrival_until_the_client_leaves() -> None:
     """Else a few connections that announce long bodies, and send none, would keep everyone else out."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

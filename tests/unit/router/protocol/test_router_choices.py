@@ -8,14 +8,16 @@ from router.protocol.choices import ChoiceStreams, merged_answer
 from router.protocol.completion_logprobs import with_prompt_logprobs, without_alternatives
 
 
-def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
+def usage(prompt: int, completion: int, cached: int | None = None, reasoning: int = 1) -> dict[str, Any]:
+    """As engines have it."""
     details = None if cached is None else {"cached_tokens": cached}
     return {
         "prompt_tokens": prompt,
         "total_tokens": prompt + completion,
         "completion_tokens": completion,
         "prompt_tokens_details": details,
-        "reasoning_tokens": 1,
+        "reasoning_tokens": reasoning,
+        "completion_tokens_details": {"reasoning_tokens": reasoning} if reasoning else None,
     }
 
 
@@ -30,7 +32,7 @@ def test_answers() -> None:
     assert merged.count(b'"p":-0.10') == 4  # numbers stay as the engine wrote them
     parsed = json.loads(merged)
     assert [(c["index"], c["text"]) for c in parsed["choices"]] == [(i, f"t{i}") for i in range(4)]
-    assert parsed["usage"] == usage(10, 8, cached=6) | {"reasoning_tokens": 4}
+    assert parsed["usage"] == usage(10, 8, cached=6, reasoning=4)
     assert (parsed["created"], parsed["metadata"]) == (0, {"v": 0})
 
 
@@ -41,13 +43,15 @@ def test_streams() -> None:
     streams, out = ChoiceStreams(answer_id="all", num_per_prompt=2, includes_usage=True), b""
     for index in (1, 0):
         out += streams.events(index, event(index, choices=[{"index": 0, "text": f"t{index}"}], usage=None))
-        assert streams.events(index, event(index, choices=[], usage=usage(5, 2)) + b"data: [DONE]\n\n") == b""
+        assert (
+            streams.events(index, event(index, choices=[], usage=usage(5, 2, reasoning=0)) + b"data: [DONE]\n\n") == b""
+        )
     *lines, done = (out + streams.end()).removesuffix(b"\n\n").split(b"\n\n")
     assert done == b"data: [DONE]"
     chunks = [json.loads(line.removeprefix(b"data: ")) for line in lines]
     assert {(chunk["id"], chunk["created"]) for chunk in chunks} == {("all", 9)}
     assert [(c["index"], c["text"]) for chunk in chunks for c in chunk["choices"]] == [(1, "t1"), (0, "t0")]
-    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 4)
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]) == ([], usage(5, 4, reasoning=0))
 
 
 async def test_the_event_loop_has_turns_between_large_answers() -> None:

@@ -59,7 +59,7 @@ def _requests(draw: Any) -> tuple[str, bytes]:
     if not is_good:
         pairs += draw(st.lists(st.tuples(NAMES, VALUES), max_size=4))
     written = ",".join(f"{json.dumps(name)}:{json.dumps(value)}" for name, value in pairs)
-    body = f"{{{written}}}".encode()
+    body = f"{{{written}}}".replace("Infinity", "1e999").encode()  # which is JSON, but no float64
     if not is_json:
         place = draw(st.integers(0, len(body)))
         body = body[:place] + draw(SPOILERS) + body[place + draw(st.integers(0, 3)) :]

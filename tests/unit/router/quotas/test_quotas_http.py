@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.router_stand_ins import after, eventually, running_cluster, until
+from support.router_stand_ins import Behaviour, after, answers, drops, eventually, running_cluster, until
 from support.routers.keyed_cluster import KeyedCluster, keyed_cluster
 from support.routers.management_calls import ask, every_change, form, lora, push, upload
 
@@ -67,6 +67,41 @@ async def test_the_next_tenant_of_a_name_has_its_quota_to_itself(tmp_path: Path)
         page = await cluster.cluster.metrics_page()
         ratios = [line for line in page.splitlines() if line.startswith("prelude_router_quota_used_ratio{")]
         assert [line.partition("}")[0][32:] for line in ratios] == ['limit="requests",tenant="acme"']
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "status", "then"),
+    [
+        (answers(400), 400, 200),
+        (drops, 502, 200),
+        (after(3600), 504, 429),  # it may have generated for all that time
+    ],
+)
+@pytest.mark.parametrize("shape", [(0, 0, 1), (1, 1, 0)])
+async def test_a_request_that_failed_gives_its_output_back(
+    shape: tuple[int, int, int], behaviour: Behaviour, status: int, then: int
+) -> None:
+    quotas = {"default": {"output_tokens_per_min": 1}}  # so slow that the test's own time does not matter
+    async with running_cluster(*shape, quotas=quotas, answer_timeout_s=0.3 if status == 504 else 60.0) as cluster:
+        (cluster.decode or cluster.unified)[0].engine.behaviours = [behaviour] * 3
+        found, body, _ = await cluster.post(prompt="Hi", max_tokens=500)
+        assert found == status, body
+        (cluster.decode or cluster.unified)[0].engine.behaviours = []
+        assert (await cluster.post(prompt="Hi"))[0] == then
+
+
+@pytest.mark.parametrize(("stream", "then"), [(True, 200), (False, 429)])
+async def test_a_client_that_leaves_before_the_first_event_has_used_no_output(stream: bool, then: int) -> None:
+    """Of a whole answer nobody knows."""
+    async with running_cluster(0, 0, 1, quotas={"default": {"output_tokens_per_min": 1}}) as cluster:
+        (worker,) = cluster.unified
+        worker.engine.behaviours = [after(3600)]
+        asking = asyncio.create_task(cluster.post(prompt="Hi", max_tokens=500, stream=stream))
+        await until(lambda: worker.engine.num_running)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await cluster.is_idle()
+        assert (await cluster.post(prompt="Hi"))[0] == then
 
 
 async def test_what_streams_and_clients_that_left_have_used_comes_back() -> None:

@@ -132,6 +132,28 @@ def test_an_estimate_is_as_fast_as_other_streams() -> None:
     assert output(stream(2000, 3, None)) > 25_000
 
 
+def test_a_client_that_leaves_a_whole_answer_pays_for_the_time() -> None:
+    """Else it would have engines generate for 256 tokens of its quota, however long."""
+    tokens = UsedTokens()
+    tokens.of(stream(1000, 3, 20_000))  # 20 tokens/s
+
+    def left(age_s: float, endpoint: Endpoint = Endpoint.CHAT, **fields: Any) -> int | None:
+        sequences = [SequenceState(num_attempts=1), SequenceState(num_attempts=1)]
+        request = Request("r", endpoint, ANYBODY, started_at=time.monotonic() - age_s, sequences=sequences, status=499)
+        for name, value in fields.items():
+            setattr(request, name, value)
+        return tokens.of(request)[1]
+
+    assert left(1) == 512  # as much as was reserved
+    assert left(1000, Endpoint.RESPONSES) == pytest.approx(40_000, rel=0.1)
+    assert left(1000, num_completion_tokens=7) == 7
+    assert left(1000, is_streaming=True) == 0  # no engine has begun
+    assert left(1000, status=503) == 0
+    for unlike in ({"most_output_tokens": 900}, {"status": None}, {"endpoint": Endpoint.COMPLETIONS}):
+        assert left(1000, **unlike) is None  # what was reserved
+    assert left(1000, Endpoint.EMBEDDINGS) is None
+
+
 def test_a_request_that_no_engine_got_costs_nothing() -> None:
     request = Request("r", Endpoint.CHAT, ANYBODY, status=503, sequences=[SequenceState()])
     assert UsedTokens().of(request) == (0, 0)

@@ -33,6 +33,7 @@ from adapters.packed.packing import pack_directory
 from adapters.store.errors import StoreUnavailable
 from router.api import status_pages
 from router.errors import ConflictingAdapters, InvalidField
+from router.identity.access import ANYBODY
 from router.metrics import Metrics
 from router.revisions import adapter_service as managed_adapters_module
 from router.revisions import configured_adapters
@@ -198,7 +199,7 @@ class TestOutages:
             adapters._resolve_timeout_s = 0.2  # until then, the import of a0 is waited for
             assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
             with pytest.raises(StoreUnavailable):
-                await adapters.with_library(lambda library: library, 1, Right(("default",), {}))
+                await adapters.with_library(lambda library: library, 1, Right(("default",), {}), ANYBODY)
             is_down = False
             await eventually(lambda: code_of(adapters.resolve("a0")), lambda code: code == "found")
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from support.router_stand_ins import eventually
 from support.routers.keyed_cluster import keyed_cluster
+from support.routers.management_calls import form, lora
 
 from adapters.identity import AdapterReference
+from adapters.library import AdapterLibrary
 from router.errors import TooManyCatalogCalls
 from router.revisions import adapter_service
 from router.revisions.adapter_service import TenantTurns
@@ -84,3 +86,40 @@ async def test_pages_and_names_of_one_tenant_keep_no_other_waiting(
         finally:
             go_on.set()
         assert [status for status, _ in await asyncio.gather(*asked)] == [200] * 10 + [404] * 10
+
+
+async def test_adapters_of_one_tenant_that_take_long_to_read_keep_no_other_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file may be made so that it takes minutes."""
+    go_on = threading.Event()
+    stuck: list[str] = []
+    imported = AdapterLibrary.import_directory
+
+    def slow_import(library: AdapterLibrary, name: str, *arguments: Any, **named: Any) -> Any:
+        if name.startswith("acme/"):
+            stuck.append(name)
+            go_on.wait(60)
+        return imported(library, name, *arguments, **named)
+
+    monkeypatch.setattr(AdapterLibrary, "import_directory", slow_import)
+    async with keyed_cluster(tmp_path, 0, 0, 1) as keyed:
+        acme, beta = await keyed.key("acme"), await keyed.key("beta")
+        files = lora(tmp_path, 1)
+
+        async def uploaded(key: str, name: str) -> int:
+            return (await keyed.ask(key, "POST", "/v1/adapters", data=form(files, name=name)))[0]
+
+        asked = [asyncio.create_task(uploaded(acme, f"acme/x{number}")) for number in range(2)]
+        try:
+            turns = keyed.cluster.adapters._import_turns
+            await eventually(
+                lambda: asyncio.sleep(0, turns._lines.get("acme")),
+                lambda line: line is not None and line.num_calls == 2,
+            )
+            async with asyncio.timeout(30):
+                assert await uploaded(beta, "beta/x") == 201
+            assert len(stuck) == 1
+        finally:
+            go_on.set()
+        assert await asyncio.gather(*asked) == [201, 201]
