@@ -17,7 +17,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 62_731,
         "product, modules": 495,
         "product, modules under 25 lines": 22,
-        "tests, lines": 68_339,
+        "tests, lines": 68_342,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

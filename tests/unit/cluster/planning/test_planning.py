@@ -275,17 +275,19 @@ def test_another_dtype_than_the_checkpoints(plan: Prelude, tmp_path: Path):
 
 
 @pytest.mark.parametrize("method", ["fp8", "fbgemm_fp8"])
-def test_a_model_in_fp8_is_half_as_large_without_its_files(method: str, sizes, plan):
+def test_a_model_in_fp8_is_half_as_large_without_its_files(method: str, sizes, plan: Prelude, tmp_path: Path):
     """But for its embeddings, and its KV."""
-    plain, quantised = sizes(LLAMA_8B), sizes({**LLAMA_8B, "quantization_config": {"quant_method": method}})
+    model = {**LLAMA_8B, "quantization_config": {"quant_method": method}}
+    plain, quantised = sizes(LLAMA_8B), sizes(model)
     layers = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 14336 * 4096)
     assert plain.weight_bytes - quantised.weight_bytes == layers
     assert plain.kv_bytes_per_token == quantised.kv_bytes_per_token
     whole, half = (Speed(each, GPUS["h200"], 1) for each in (plain, quantised))
     read = (2 * layers + 2 * 128256 * 4096, layers + 2 * 128256 * 4096)
     assert whole._read_weights_s(1) / half._read_weights_s(1) == pytest.approx(read[0] / read[1])
+    (tmp_path / "config.json").write_text(json.dumps(model))
     said = "- Weights are 8.5 GiB, by config.json, as there are no weights.\n"
-    assert said in plan({**LLAMA_8B, "quantization_config": {"quant_method": method}}, "--dtype", "float16")[1]
+    assert said in plan.prints("--dtype", "float16")
 
 
 def test_experts_in_fp8_are_read_as_they_are_stored(sizes):
@@ -295,9 +297,10 @@ def test_experts_in_fp8_are_read_as_they_are_stored(sizes):
 
 
 @pytest.mark.parametrize("method", ["awq", ["fp8"], None])
-def test_a_quantisation_that_is_not_counted_is_named(method: Any, plan):
-    said = plan({**LLAMA_8B, "quantization_config": {"quant_method": method}})[1]
-    assert f"and without its quantisation {str(method)!r}, whose sizes are not known." in said
+def test_a_quantisation_that_is_not_counted_is_named(method: Any, plan: Prelude, tmp_path: Path):
+    model = {**LLAMA_8B, "quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    assert f"and without its quantisation {str(method)!r}, whose sizes are not known." in plan.prints()
 
 
 @pytest.mark.parametrize(
