@@ -41,9 +41,8 @@ class ServedWeights:
         sizes = {name: (code, shape, math.prod(shape) * item_bytes) for name, shape in self.shapes.items()}
         begin = len(header_of(sizes, self._header("0" * 64)))  # however the digest reads
         with path.open("w+b") as file:
-            os.posix_fallocate(
-                file.fileno(), 0, begin + len(self.data)
-            )  # too little room is an error here, else a signal
+            # Too little room is an error here; in the mapping it would be a signal.
+            os.posix_fallocate(file.fileno(), 0, begin + len(self.data))
             # Threads copy at the same time into memory, which they cannot by `write`: it locks the file.
             with mmap.mmap(file.fileno(), 0) as mapped:
 

@@ -30,7 +30,7 @@ from engine.arguments import environment
 from engine.errors import EngineError
 from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, write_found_peers
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
-from prefill_worker import warm_up
+from prefill_worker import agent as agent_of_prefill
 from prefill_worker.agent import PrefillAgent
 from prefill_worker.warm_up import WARM_UP_REQUESTS
 from process.free_ports import free_port
@@ -139,7 +139,7 @@ async def test_the_first_try_between_used_engines_is_short(
     config: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The decode engine may wait for an earlier engine of this worker, until a failure."""
-    monkeypatch.setattr(warm_up, "FIRST_TRY_S", 0.1)
+    monkeypatch.setattr(agent_of_prefill, "FIRST_TRY_S", 0.1)
     async with Engine().served() as own, Engine(is_sick=True).served() as theirs:
         agent, peer = PrefillAgent(config, "p0", tmp_path / "scratch"), Peer("d0", theirs.url)
         peer.hub.update(ready=True)
