@@ -111,12 +111,11 @@ def _parser() -> argparse.ArgumentParser:
         )
         worker.add_argument("--scratch", type=Path, help="folder for temporary files; default: a temporary one")
 
-    from cli import audit, certs, doctor, grants, init, keys, plan, tenants, trainer, usage
+    from cli import audit, certs, doctor, grants, init, keys, plan, tenants, trainer, usage, workers
     from cli import catalog as catalog_commands
     from cli.adapters import catalog, convert, store, verify
     from cli.adapters.outcome import add_group
     from cli.bench import goodput, load, matrix, simulate
-    from cli.fleet import top, workers
     from cli.train import commands as train
 
     text = "Verify and convert adapter directories, manage revisions and aliases."
@@ -127,7 +126,6 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_command(commands)
     doctor.add_command(commands)
     workers.add_commands(commands)
-    top.add_command(commands)
     keys.add_commands(commands)
     grants.add_commands(commands)
     certs.add_commands(commands)

@@ -3,14 +3,15 @@
 import json
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from support.bench.streaming_mock import MockServer
 from support.chart import load_client
+from support.in_thread import in_thread
 from support.waiting import wait_until
 
 GOOD = "How can I help?"
@@ -30,88 +31,54 @@ FAULTS = {
 }
 
 
-class Server(ThreadingHTTPServer):
-    """Answers as a router, but for the faults, each of which it has once, when a question has had its right answer."""
+def test_it_notices_each_failed_request(tmp_path: Path) -> None:
+    """As the pod runs it: its source and two arguments. Each fault comes when a question has had its right answer."""
+    left, asked = list(FAULTS), Counter[str]()
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.left = list(FAULTS)
-        self.asked: Counter[str] = Counter()  # by question
-        self.lock = threading.Lock()
-
-    def next_fault(self, question: str, is_stream: bool) -> str:
-        with self.lock:
-            self.asked[question] += 1
-            for each in self.left if self.asked[question] > 1 else ():
-                if each[0] == is_stream:
-                    self.left.remove(each)
-                    return each[1]
-        return ""
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        is_stream = asked["stream"]
-        fault = self.server.next_fault(asked["messages"][0]["content"], is_stream)
-        if fault == "closed":
-            self.close_connection = True
-            return
+    async def answer(_server: MockServer, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        question, is_stream, fault = body["messages"][0]["content"], body["stream"], ""
+        asked[question] += 1
+        if asked[question] > 1 and (faults := [each for each in left if each[0] == is_stream]):
+            left.remove(faults[0])
+            fault = faults[0][1]
         text = "Go away." if fault == "other text" else GOOD
         if is_stream:
-            parts = [{"choices": [{"delta": {"content": text[:5]}}]}, {"choices": [{"delta": {"content": text[5:]}}]}]
+            parts = [{"choices": [{"delta": {"content": each}}]} for each in (text[:5], text[5:])]
             if fault == "error event":
                 parts[1] = {"error": {"message": "the engine has died"}}
             lines = [json.dumps(each) for each in parts] + ["[DONE]"] * (fault != "ends early")
-            data = "".join(f"data: {line}\n\n" for line in lines).encode()
+            data = "".join(f"data: {line}\n\n" for line in lines)
         else:
             whole = {"choices": [{"message": {"content": text}}]}
-            data = json.dumps({"error": {"message": "no"}} if fault == "error" else whole).encode()
-        self.send_response(503 if fault == "status" else 200)
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data[:-7] if fault == "cut" else data)
-        self.close_connection = True
+            data = json.dumps({"error": {"message": "no"}} if fault == "error" else whole)
+        response = web.StreamResponse(status=503 if fault == "status" else 200)
+        response.content_length = len(data)
+        assert request.transport is not None
+        if fault != "closed":
+            await response.prepare(request)
+            await response.write(data[:-7].encode() if fault == "cut" else data.encode())
+        if fault in ("closed", "cut"):
+            request.transport.close()
+        return response
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with Server() as found:
-        thread = threading.Thread(target=found.serve_forever)
-        thread.start()
-        try:
-            yield found
-        finally:
-            found.shutdown()
-            thread.join()
-
-
-def test_it_notices_each_failed_request(server: Server, tmp_path: Path) -> None:
-    """As the pod runs it: its source and two arguments."""
-    stop = tmp_path / "stop"
-    source, url = Path(load_client.__file__).read_text(), f"http://127.0.0.1:{server.server_port}/v1/chat/completions"
-    with subprocess.Popen([sys.executable, "-c", source, url, stop], stdout=subprocess.PIPE, text=True) as client:
-        try:
-            wait_until(lambda: not server.left)
-            enough = server.asked.total() + 4 * load_client.NUM_THREADS
-            wait_until(lambda: server.asked.total() >= enough)
-        finally:
-            stop.touch()
-        printed, _ = client.communicate(timeout=60)
-    assert len(printed.splitlines()) == server.asked.total()
+    stop, source = tmp_path / "stop", Path(load_client.__file__).read_text()
+    with in_thread(MockServer(answer).running()) as server:
+        command = [sys.executable, "-c", source, f"{server.url}/v1/chat/completions", stop]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+            try:
+                wait_until(lambda: not left)
+                enough = asked.total() + 4 * load_client.NUM_THREADS
+                wait_until(lambda: asked.total() >= enough)
+            finally:
+                stop.touch()
+            printed, _ = client.communicate(timeout=60)
+    assert len(printed.splitlines()) == asked.total()
     wrong = load_client.wrong_answers(printed)
-    left = list(wrong)
     for fault, said in FAULTS.items():
-        found = [each for each in left if all(word in each for word in said.split(" ", 1))]
+        found = [each for each in wrong if all(word in each for word in said.split(" ", 1))]
         assert found, f"nothing is said of {fault}; {wrong}"
-        left.remove(found[0])
-    assert left == []
+        wrong.remove(found[0])
+    assert wrong == []
 
 
 def test_a_client_that_asked_nothing_is_no_success() -> None:

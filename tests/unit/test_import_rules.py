@@ -76,7 +76,6 @@ cli.libraries cli.agents cli.bench.arguments
 cli.bench.load
 cli.bench.matrix
 cli.adapters cli.bench cli.train
-cli.fleet
 cli
 """.strip().splitlines()
 HEIGHTS = {room: height for height, layer in enumerate(LAYERS) for room in layer.split()}

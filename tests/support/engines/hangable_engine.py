@@ -1,8 +1,8 @@
 """Stands in for a prefill engine's processes: `python hangable_engine.py PORT FOLDER HOOK…`, or a part of it.
 
 Its server, its scheduler with a KV thread, and its detokenizer are processes with the vital signs of real ones. A file
-`kv-ends` in the folder ends the KV thread. The scheduler maps a load report, a message queue and two semaphores in
-shared memory, and leaves them there.
+`kv-ends` in the folder ends the KV thread; while there is one called `spins`, the scheduler computes in its loop. It
+maps a load report, a message queue and two semaphores in shared memory, and leaves them there.
 """
 
 import http.server
@@ -68,6 +68,8 @@ def scheduler(folder: Path, hooks: list[str]) -> None:
     report(folder, "scheduler-0", hooks)  # last: with three reports the server serves, and tests ask for processes
     threading.Thread(target=answer, args=(folder, "kv-0"), daemon=True).start()
     while mapped:
+        while (folder / "spins").exists():
+            pass
         own.live()
         for part in parts:
             part.ask()

@@ -137,10 +137,10 @@ def test_a_reader_that_leaves_sees_no_traceback(words: list[str]):
     ],
 )
 def test_a_disk_without_room_ends_a_command_in_words(kibibytes: int, text: str, short_path: Path):
-    """A limit on files' sizes is in the place of a full disk."""
+    """A limit on files' sizes is in the place of a full disk; it would cut the modules that Python caches, too."""
     write_model_config(short_path)
     (short_path / "cluster.yaml").write_text(CLUSTER + "router: {port: 0}\n")
-    script = f'ulimit -f {kibibytes}; exec "$0" -m cli.main up'
+    script = f'ulimit -f {kibibytes}; exec "$0" -B -m cli.main up'
     done = subprocess.run(["bash", "-c", script, sys.executable], cwd=short_path, capture_output=True, text=True)
     assert (done.returncode, text in done.stderr, "Traceback" in done.stderr) == (1, True, False)
 

@@ -80,7 +80,7 @@ async def watched_engine(
         spec,
         WITHIN_S,
         engine.snapshots.append,
-        hang_timeouts=Timeouts(HANG_S, 300.0),
+        hang_timeouts=Timeouts(HANG_S, 300.0, compute_s=2 * HANG_S),
         num_answers=lambda: client.num_answers,
         check_files=check_files,
     )
@@ -176,6 +176,18 @@ async def test_after_a_change_of_role_the_next_agent_s_answers_count(tmp_path: P
             EngineSupervisor(engine.supervisor._spec, 1.0, engine.snapshots.append)
         )  # gets none
         assert "HTTP server" in (await engine.suspected()).suspicion
+
+
+async def test_a_scheduler_that_computes_without_end(tmp_path: Path, monkeypatch):
+    async with watched_engine(tmp_path, monkeypatch) as engine:
+        (engine.folder / "spins").touch()
+        suspected = await engine.suspected()
+        assert re.fullmatch(
+            r"the engine's scheduler-0 has shown no progress for \d+ s, though it computes", suspected.suspicion
+        )
+        await engine.until(lambda: engine.now.status is EngineStatus.DOWN)
+        (engine.folder / "spins").unlink()
+        await engine.until(lambda: engine.now.incarnation not in ("", suspected.incarnation))
 
 
 async def test_a_kv_thread_that_has_ended(tmp_path: Path, monkeypatch):

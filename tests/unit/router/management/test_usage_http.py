@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import sqlite3
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +21,6 @@ from support.router_stand_ins import (
     drops,
     eventually,
     hangs,
-    repository_root,
     running_cluster,
     stops_after,
 )
@@ -308,26 +305,6 @@ async def test_two_routers_and_a_restart(
         assert await used(one, 40) == (40, 0, 280, 0, 120)
 
 
-async def test_a_database_away_and_back(
-    database: CatalogDatabase, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    options: dict[str, Any] = {"catalog_url": database.url, "directories": {}}
-    async with running_cluster(*UNIFIED, folder=tmp_path / "router", **options) as cluster:
-        await cluster.post(prompt="Hi")
-        await used(cluster, 1)
-        with database.down(cluster.adapters._catalog):
-            await cluster.post(prompt="Hi")
-            status, answer = await ask(cluster, "GET", "/v1/usage")
-            assert (status, answer["error"]["code"]) == (503, "catalog_unavailable")
-
-            async def was_noticed() -> bool:
-                return any(record.message == "usage not written" for record in caplog.records)
-
-            await eventually(was_noticed, bool)
-            await cluster.post(prompt="Hi")
-        assert await used(cluster, 3) == (3, 0, 21, 0, 9)
-
-
 async def test_when_memory_is_full_others_are_still_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_record, "MAX_ROWS", 1)
     async with running_cluster(*UNIFIED) as cluster:
@@ -336,50 +313,3 @@ async def test_when_memory_is_full_others_are_still_counted(monkeypatch: pytest.
             await cluster.post(prompt="Hi", adapter="a0")
         assert await used(cluster, 2) == (2, 0, 14, 0, 6)
         assert "prelude_router_usage_requests_lost_total 2.0" in await cluster.metrics_page()
-
-
-_ROUTER = """
-import asyncio, sys
-from pathlib import Path
-from support.router_stand_ins import running_cluster
-from router.quotas import usage
-
-usage._FLUSH_S = 0.02
-
-async def main():
-    async with running_cluster(0, 0, 1, folder=Path(sys.argv[1]), directories={}) as cluster:
-        for _ in range(3):
-            await cluster.post(prompt="Hi")
-        await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.slow
-async def test_a_kill_loses_only_what_is_not_written(tmp_path: Path) -> None:
-    for number in (3, 6):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", _ROUTER, str(tmp_path), cwd=repository_root() / "tests"
-        )
-        try:
-            await eventually(
-                lambda: written(tmp_path), lambda found, number=number: found == (number, 7 * number), within_s=60
-            )
-        finally:
-            process.kill()
-            await process.wait()
-    async with running_cluster(*UNIFIED, folder=tmp_path, directories={}) as cluster:
-        await cluster.post(prompt="Hi")
-        assert await used(cluster, 7) == (7, 0, 49, 0, 21)
-
-
-async def written(folder: Path) -> tuple[int, int] | None:
-    """Requests and tokens of prompts that the database has. None: it has no table yet."""
-    connection = sqlite3.connect(folder / "catalog.db")
-    try:
-        return connection.execute("SELECT sum(requests), sum(prompt_tokens) FROM token_usage").fetchone()
-    except sqlite3.OperationalError:
-        return None
-    finally:
-        connection.close()
