@@ -25,9 +25,9 @@ class WorkFolder(LockedFolder):
 
 
 @contextmanager
-def work_folder(purpose: Purpose, *, in_memory: bool = False) -> Iterator[Path]:
+def work_folder(purpose: Purpose) -> Iterator[Path]:
     """A new WorkFolder for the duration of the block. Blocking."""
-    with closing(WorkFolder(purpose, in_memory=in_memory)) as folder:
+    with closing(WorkFolder(purpose)) as folder:
         yield folder.path
 
 

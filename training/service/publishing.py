@@ -12,15 +12,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from adapters.files.locked_folder import SHARED_MEMORY
-from adapters.files.work_folder import work_folder
 from adapters.identity import full_name_of
-from adapters.packed import PACKED_NAME
 from training.errors import FolderNotSeen, PushFailed, TrainingError
 from training.executor.operations import Done, Export, Failure
 from training.runs.push import PushTarget
 from training.service.commands import Commands, checkpoint_of
 from training.service.identity import TRAINER_HEADER, headers_of_router, name_of
 from training.service.journal import Model, Pushed, Record, Sampler
+from training.trainable.exports import Exports
 from training.trainable.packed import ServedWeights
 
 _AT_ONCE = 2  # pushes
@@ -41,10 +40,16 @@ class Publisher:
         `done` is set after each push.
         """
         self._commands, self._router = commands, router
+        self._exports = Exports()
         self._secret, self._done = secret, done
         self._turns = asyncio.Semaphore(_AT_ONCE)
         self._tasks: dict[asyncio.Task[None], tuple[Model, Export]] = {}
         self._begun: set[asyncio.Task[None]] = set()  # of these: nothing can stop them
+
+    @property
+    def _is_near(self) -> bool:
+        """Whether the router is on this host."""
+        return self._router is not None and urlsplit(self._router).hostname in _THIS_HOST
 
     def publish(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> None:
         running = asyncio.create_task(self._publish(model, seq, task, weights))
@@ -61,6 +66,7 @@ class Publisher:
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.to_thread(self._exports.close)
 
     def end(self, model: str) -> bool:
         """Push nothing more of a model, as for want of a key; False: something is on its way, so not now."""
@@ -126,6 +132,8 @@ class Publisher:
                 outcome = Done({"sampling_session_id": task.sampler})
                 made = Sampler(task.sampler, model.tenant, model.session, None, adapter, scores_prompts)
         await asyncio.to_thread(self._commands.published, model.id, seq, outcome, made)
+        if self._is_near:
+            asyncio.get_running_loop().run_in_executor(None, self._exports.prepare, weights.num_bytes)
 
     async def _pushed(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> str:
         """The adapter with its revision. Raises TrainingError."""
@@ -150,23 +158,23 @@ class Publisher:
                 await asyncio.to_thread(self._commands.journal.put, pushed)
             begun_s, result = time.monotonic(), "failed"
             try:
-                answer = await asyncio.to_thread(_push, target, weights)
+                answer = await asyncio.to_thread(self._push, target, weights)
                 result = "done"
             finally:
                 self._commands.metrics.push_seconds.labels(result).observe(time.monotonic() - begun_s)
         return f"{name}@{answer['revision']}"
 
-
-def _push(target: PushTarget, weights: ServedWeights) -> dict[str, Any]:
-    """Push the packed file. Raises PushFailed."""
-    is_near = urlsplit(target.url).hostname in _THIS_HOST
-    try:
-        with work_folder("export", in_memory=is_near) as folder:
-            weights.write(folder / PACKED_NAME)
-            if is_near:
-                with contextlib.suppress(FolderNotSeen):  # as in another container
-                    return replace(target, by_folder=True).push(folder)
-            return target.push(folder)
-    except OSError as error:
-        where = SHARED_MEMORY if is_near else "TMPDIR"
-        raise PushFailed(f"the weights cannot be written to {where} ({error.strerror}); give it more room") from error
+    def _push(self, target: PushTarget, weights: ServedWeights) -> dict[str, Any]:
+        """Push the packed file. Blocking. Raises PushFailed."""
+        is_near = self._is_near
+        try:
+            with self._exports.file(weights.num_bytes, in_memory=is_near) as file:
+                weights.write(file.mapped)
+                if is_near:
+                    with contextlib.suppress(FolderNotSeen):  # as in another container
+                        return replace(target, by_folder=True).push(file.folder)
+                return target.push(file.folder)
+        except OSError as error:
+            where = SHARED_MEMORY if is_near else "TMPDIR"
+            message = f"the weights cannot be written to {where} ({error.strerror}); give it more room"
+            raise PushFailed(message) from error

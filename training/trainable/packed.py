@@ -2,10 +2,8 @@
 
 import math
 import mmap
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -35,25 +33,28 @@ class ServedWeights:
     data: memoryview  # their bytes
     changes_nothing: bool  # it is LoRA that has not been trained: its factors B are 0
 
-    def write(self, path: Path) -> None:
-        """Write the packed file. Raises OSError."""
+    @property
+    def num_bytes(self) -> int:
+        """Of the packed file."""
+        return len(self._headed("0" * 64)) + len(self.data)  # however the digest reads
+
+    def write(self, mapped: mmap.mmap) -> None:
+        """Write the packed file into a mapping of its size: threads copy into it, while `write` would lock the file."""
+        begin = len(mapped) - len(self.data)
+
+        def copy(at: int, chunk: memoryview) -> None:
+            np.copyto(np.frombuffer(mapped, np.uint8, len(chunk), begin + at), np.frombuffer(chunk, np.uint8))
+
+        digest = sha256_of_chunks(self.data, copy)
+        mapped[:begin] = self._headed(digest)
+
+    def _headed(self, tensors_sha256: str) -> bytes:
+        """The file's header."""
         code, item_bytes = DTYPE_CODES[self.dtype], np.dtype(STORAGE_DTYPES[self.dtype]).itemsize
         sizes = {name: (code, shape, math.prod(shape) * item_bytes) for name, shape in self.shapes.items()}
-        begin = len(header_of(sizes, self._header("0" * 64)))  # however the digest reads
-        with path.open("w+b") as file:
-            # Too little room is an error here; in the mapping it would be a signal.
-            os.posix_fallocate(file.fileno(), 0, begin + len(self.data))
-            # Threads copy at the same time into memory, which they cannot by `write`: it locks the file.
-            with mmap.mmap(file.fileno(), 0) as mapped:
+        return header_of(sizes, self._metadata(tensors_sha256))
 
-                def copy(at: int, chunk: memoryview) -> None:
-                    place = np.frombuffer(mapped, np.uint8, len(chunk), begin + at)
-                    np.copyto(place, np.frombuffer(chunk, np.uint8))
-
-                digest = sha256_of_chunks(self.data, copy)
-                mapped[:begin] = header_of(sizes, self._header(digest))
-
-    def _header(self, tensors_sha256: str) -> dict[str, str]:
+    def _metadata(self, tensors_sha256: str) -> dict[str, str]:
         manifest = self.manifest.to_json()
         return PackedMetadata(
             revision_id=revision_id_of_packed(manifest, tensors_sha256),

@@ -5,6 +5,7 @@ A real router over stand-ins of workers; tests/cluster/training/ has real engine
 
 import asyncio
 import errno
+import mmap
 import os
 import sqlite3
 import threading
@@ -365,7 +366,7 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
 
 
 def test_a_full_memory_fails_the_save_and_is_named(new_service: Make, monkeypatch: pytest.MonkeyPatch):
-    def full(self: ServedWeights, path: Path) -> None:
+    def full(self: ServedWeights, mapped: mmap.mmap) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with session_of(new_service()) as (client, session):
