@@ -3,8 +3,6 @@
 It is started as users start it, by `prelude up`, in processes of its own.
 """
 
-import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,35 +41,7 @@ def adapters(tmp_path_factory, model_dir: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def bad_adapters(tmp_path_factory, adapters: dict[str, Path]) -> dict[str, Path]:
-    """Directories that cannot be served, by what is wrong with them."""
-    root = tmp_path_factory.mktemp("bad")
-    make_model(root / "other-model", hidden=64, num_layers=2)
-    other = write_random_lora(root / "other-base", BaseModel.read(root / "other-model"), seed=1)
-    config = (adapters["a0"] / "adapter_config.json").read_text()
-    malformed, pickled = root / "malformed", root / "pickled"
-    for folder in (malformed, pickled):
-        folder.mkdir()
-        (folder / "adapter_config.json").write_text(config)
-    (malformed / "adapter_model.safetensors").write_bytes(b"\xff" * 64)
-    (pickled / "adapter_model.bin").write_bytes(b"\x80\x04N.")
-    everywhere = root / "everywhere"  # fine, but not on a cluster of pairs
-    shutil.copytree(adapters["a0"], everywhere)
-    (everywhere / "adapter_config.json").write_text(json.dumps({**json.loads(config), "prelude": {"positions": "all"}}))
-    return {
-        "missing": root / "nowhere",
-        "malformed": malformed,
-        "pickled": pickled,
-        "other-base": other,
-        "everywhere": everywhere,
-    }
-
-
-@pytest.fixture(scope="session")
-def cluster(
-    tmp_path_factory, model_dir: Path, adapters: dict[str, Path], bad_adapters: dict[str, Path]
-) -> Iterator[RunningCluster]:
+def cluster(tmp_path_factory, model_dir: Path, adapters: dict[str, Path]) -> Iterator[RunningCluster]:
     """The cluster that most tests share."""
-    named = {name: {"path": str(path)} for name, path in {**adapters, **bad_adapters}.items()}
-    with running_cluster(tmp_path_factory.mktemp("cluster"), model_dir, adapters, named) as running:
+    with running_cluster(tmp_path_factory.mktemp("cluster"), model_dir, adapters) as running:
         yield running

@@ -1,4 +1,4 @@
-"""What adapters, the tokenizer and grammars make of a request is said in a 4xx, and everything goes on serving."""
+"""What the tokenizer, engines and grammars make of a request is said in a 4xx, and everything goes on serving."""
 
 import httpx
 import pytest
@@ -12,13 +12,6 @@ NONSENSE = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type
 
 # name: (path, body, status, words of the message)
 CASES = {
-    "unknown revision": ("completions", {**GOOD, "adapter": "a0@sha256:" + "0" * 64}, 404, ("a0",)),
-    "unknown alias": ("completions", {**GOOD, "adapter": "a0@prod"}, 404, ("prod",)),
-    "malformed reference": ("completions", {**GOOD, "adapter": "a0@@"}, 400, ("a0@@",)),
-    "adapter of another base": ("completions", {**GOOD, "adapter": "other-base"}, 422, ("other-base", "another model")),
-    "missing directory": ("completions", {**GOOD, "adapter": "missing"}, 422, ("missing", "directory cannot be read")),
-    "malformed safetensors": ("completions", {**GOOD, "adapter": "malformed"}, 422, ("adapter_model.safetensors",)),
-    "pickle": ("completions", {**GOOD, "adapter": "pickled"}, 422, ("pickle",)),
     "token out of range": ("completions", {**GOOD, "prompt": [1, 10**6]}, 400, ("1000000",)),
     "over-long prompt": ("completions", {**GOOD, "prompt": [7] * 3000}, 400, ("3000", "2048")),
     "over-long chat": ("chat/completions", {**CHAT, "messages": LONG}, 400, ("2048",)),
@@ -36,15 +29,6 @@ def test_is_refused_with_the_reason(cluster: RunningCluster, name: str):
     assert error["type"]
     for word in words:
         assert word in error["message"], error["message"]
-
-
-def test_an_adapter_for_all_positions_needs_a_unified_worker(cluster: RunningCluster):
-    """On a cluster of a pair it is refused, with the reason."""
-    body = {"model": "demo", "adapter": "everywhere", "prompt": "Hello", "max_tokens": 2}
-    answer = httpx.post(f"{cluster.url}/v1/completions", json=body, timeout=60)
-    assert answer.status_code == 422
-    assert "unified" in answer.json()["error"]["message"]
-    assert "everywhere" not in {model["id"] for model in httpx.get(f"{cluster.url}/v1/models").json()["data"]}
 
 
 def test_everything_still_serves(cluster: RunningCluster):

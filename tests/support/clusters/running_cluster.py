@@ -105,13 +105,13 @@ class RunningCluster:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             return client.request(method, description.engine_url + path, headers=headers, extensions=extensions, **more)
 
-    def describe(self, name: str, caller: str = "router") -> pb.WorkerDescription:
-        """What an agent says of its worker to a router, or to `caller`."""
+    def describe(self, name: str) -> pb.WorkerDescription:
+        """What an agent says of its worker to a router."""
         worker = self.config.workers[name]
 
         async def call() -> pb.WorkerDescription:
             address = f"{worker.host}:{worker.control_port}"
-            async with Transport.of(self.config, caller).channel(address, worker.role, name) as channel:
+            async with Transport.of(self.config, "router").channel(address, worker.role, name) as channel:
                 return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=10)
 
         return asyncio.run(call())
@@ -186,18 +186,15 @@ def is_ready(url: str, verify: Any = True) -> bool:
 
 @contextlib.contextmanager
 def running_cluster(
-    root: Path, model_dir: Path, adapters: dict[str, Path], named: dict[str, Any] | None = None, **sections: Any
+    root: Path, model_dir: Path, adapters: dict[str, Path], **sections: Any
 ) -> Iterator[RunningCluster]:
-    """A cluster, ready, for as long as the context lasts: of one pair, unless `sections` of cluster.yaml say else.
-
-    `named` is the section of adapters where it has more than those that can be served.
-    """
+    """A cluster, ready, for as long as the context lasts: of one pair, unless `sections` of cluster.yaml say else."""
     data = {
         "model": {"path": str(model_dir), "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
         "engine": ENGINE,
         "router": {"port": 0, "max_body_bytes": 1024 * 1024},
         "workers": {"prefill-0": {"role": "prefill"}, "decode-0": {"role": "decode"}},
-        "adapters": named or {name: {"path": str(path)} for name, path in adapters.items()},
+        "adapters": {name: {"path": str(path)} for name, path in adapters.items()},
         **sections,
     }
     path = root / "cluster.yaml"

@@ -10,7 +10,9 @@ from support.clusters.configs import config_of
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
+from engine.access import EngineTls
 from engine.arguments import command, environment
+from process.certificates.files import CertificateFiles
 
 CONFIG = ClusterConfig.model_validate({
     "model": {"path": "/m", "name": "demo", "dtype": "float32", "tool_call_parser": "qwen25"},
@@ -112,6 +114,13 @@ def test_decode_knows_no_adapters():
     assert "--disaggregation-bootstrap-port" not in words("d")
     # Sharing prefixes among decoded requests would cross adapters.
     assert "--disaggregation-decode-enable-radix-cache" not in words("d")
+
+
+def test_an_engine_with_tls_takes_clients_of_its_authority_only():
+    tls = EngineTls(CertificateFiles(Path("/crt"), Path("/key"), Path("/ca")), call=pytest.fail)
+    pairs = set(itertools.pairwise(command(replace(engine_spec(CONFIG, "d", Path("/scratch")), tls=tls))))
+    assert {("--ssl-certfile", "/crt"), ("--ssl-keyfile", "/key"), ("--ssl-ca-certs", "/ca")} <= pairs
+    assert not [word for word in words("d") if word.startswith("--ssl")]
 
 
 def test_cpu_settings_are_for_the_cpu_only():

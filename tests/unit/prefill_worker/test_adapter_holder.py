@@ -237,7 +237,7 @@ async def test_adapters_of_retracted_requests_are_loaded_again(
         agent, engine = running.agent, running.engine
         assert isinstance(agent, UnifiedAgent)
         monkeypatch.setenv(report.REPORT_DIR_VARIABLE, str(agent.spec.report_dir))
-        loading = asyncio.create_task(agent._load_again())
+        loading = asyncio.create_task(agent.run_role())
         await asyncio.sleep(0.05)  # nobody has reported anything
         agent.spec.report_dir.mkdir(parents=True)
         report.report_lacking({"one": a, "two": a})

@@ -1,6 +1,6 @@
 """Weights for samplers are revisions of the router's, and every sample names the one that it comes from.
 
-A real router over stand-ins of workers; tests/cluster/training/ has real engines.
+A real router over stand-ins of workers; tests/cluster/adapters/test_trained_by_tinker.py has real engines.
 """
 
 import asyncio
