@@ -12,7 +12,6 @@ from support.router_stand_ins import (
     ClusterStandIn,
     after,
     running_cluster,
-    stops_after,
     until,
 )
 
@@ -88,28 +87,6 @@ class TestPlacing:
             status, answer, headers = await cluster.post(prompt="Hi", adapter="everywhere")
             assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "no_worker_available", "1")
             assert "no unified worker" in answer["error"]["message"]
-
-    @pytest.mark.parametrize(("event_gap_s", "bodies"), [(1e-6, [1, 1, 5]), (1000.0, [0, 0, 6])])
-    async def test_the_objective_decides_whether_a_worker_that_generates_reads_a_prompt(
-        self, event_gap_s: float, bodies: list[int]
-    ) -> None:
-        """It is for the unified worker, which has it in its prefix cache, unless its streams may not wait."""
-        prompt = " ".join(map(str, range(2000)))
-        async with running_cluster(1, 1, 1, slo={"first_token_s": 1.0, "event_gap_s": event_gap_s}) as cluster:
-            (prefill,), (unified,) = cluster.prefill, cluster.unified
-            await prefill.change(ready=False)
-            await until(lambda: not cluster.view("p0").is_ready)
-            await cluster.post(prompt=prompt)
-            unified.engine.behaviours = [stops_after(2)] * 4
-            streams = [asyncio.create_task(cluster.stream(prompt=f"{number}")) for number in range(4)]
-            await until(lambda: unified.engine.num_running == 4)
-            await cluster.has_phase("relaying")
-            await prefill.change(ready=True)
-            await until(lambda: cluster.view("p0").is_ready)
-            assert (await cluster.post(prompt=prompt))[0] == 200
-            assert cluster.num_bodies == bodies
-            for each in streams:
-                each.cancel()
 
 
 async def _models(cluster: ClusterStandIn) -> set[str]:
