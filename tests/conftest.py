@@ -30,7 +30,7 @@ OWN_CLUSTERS = tuple(
     for each in (
         "adapters/", "answers/test_mixed_cluster.py", "answers/test_other_models.py", "answers/test_pair_bfloat16.py",
         "answers/test_role_changes.py", "answers/test_tensor_parallel.py", "answers/test_unified_worker.py", "tenants/",
-        "api/test_usage.py", "faults/test_rolling_restart.py", "installed/test_up.py",
+        "api/test_usage.py", "faults/test_long_prompts.py", "faults/test_rolling_restart.py", "installed/test_up.py",
     )
 )  # fmt: skip
 # Programs that share one import of SGLang.

@@ -105,13 +105,13 @@ class RunningCluster:
             headers = {"authorization": f"Bearer {key}"} if key else {}
             return client.request(method, description.engine_url + path, headers=headers, extensions=extensions, **more)
 
-    def describe(self, name: str) -> pb.WorkerDescription:
-        """What an agent says of its worker to a router."""
+    def describe(self, name: str, caller: str = "router") -> pb.WorkerDescription:
+        """What an agent says of its worker to a router, or to `caller`."""
         worker = self.config.workers[name]
 
         async def call() -> pb.WorkerDescription:
             address = f"{worker.host}:{worker.control_port}"
-            async with Transport.of(self.config, "router").channel(address, worker.role, name) as channel:
+            async with Transport.of(self.config, caller).channel(address, worker.role, name) as channel:
                 return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=10)
 
         return asyncio.run(call())
