@@ -32,6 +32,7 @@ from router.generation.engine_bodies import Body, KvHandoff, decode_body, reader
 from router.generation.engine_calls import EngineCall
 from router.generation.request import Phase, Request, SequenceState
 from router.generation.whole_answer import completed
+from router.placement.placement import placements
 from router.placement.placer import Reservation
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
@@ -124,8 +125,7 @@ class PlacementSearch:
         """A placement for a retry. May wait for a worker that has just lost contact, until the first event is due."""
 
         def would_have_one() -> bool:
-            fleet = self._backends.fleet.state.with_late_workers(except_for=self._failed.workers)
-            return self._best_placement(fleet) is not None
+            return self._has_placement(self._backends.fleet.state.with_late_workers(except_for=self._failed.workers))
 
         return await self._wait_for_placement(would_have_one, self._left_s())
 
@@ -137,14 +137,17 @@ class PlacementSearch:
         fleet = self._backends.fleet
         placement = self._best_placement(fleet.state)
         if placement is None and is_expected():
-            await fleet.wait_until(
-                lambda: self._best_placement(fleet.state) is not None or not is_expected(), timeout_s
-            )
+            await fleet.wait_until(lambda: self._has_placement(fleet.state) or not is_expected(), timeout_s)
             placement = self._best_placement(fleet.state)
         return placement
 
     def _best_placement(self, fleet: FleetState) -> Placement | None:
         return self._backends.placer.place(self.request, fleet, self._failed)
+
+    def _has_placement(self, fleet: FleetState) -> bool:
+        """Whether there is any, in a small part of the time: all who wait look at each change of the fleet."""
+        failed = self._failed.placements
+        return any(placement.key not in failed for placement in placements(self.request, fleet))
 
     def _unplaceable_error(self) -> RouterError:
         return unplaceable_error(self._revision, self._backends.fleet.state)
