@@ -18,7 +18,7 @@ from router.quotas.budget import CHANGES, PUSHES, SEQUENCES, Budget, Shortage, U
 from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 
-_MAX_BUDGETS = 10_000  # before idle ones are forgotten
+_MAX_BUDGETS = 1000  # before idle ones are forgotten: each scrape of the metrics looks at all
 _PERIODS = {
     "requests": "a second",
     "prompt_tokens": "a minute",
@@ -193,10 +193,11 @@ class Quotas:
     def _forget_idle(self) -> None:
         now = self._clock()
         for subject, budget in list(self.budgets.items()):
+            if budget is not None and self.num_sharing is not None:
+                continue  # it is forgotten when it has been given back (`Sharing`)
             if budget is not None:
                 budget.refill(now)
-            # One that is shared is forgotten when it has been given back (`Sharing`).
-            if budget is None or (self.num_sharing is None and budget.is_idle):
+            if budget is None or budget.is_idle:
                 del self.budgets[subject]
         self._sweep_at = max(_MAX_BUDGETS, 2 * len(self.budgets))
 

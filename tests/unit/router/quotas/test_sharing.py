@@ -11,7 +11,7 @@ from support.routers.sharing_routers import ACME, STEP_S, Database, caller, rout
 
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable
-from router.quotas import leases
+from router.quotas import leases, quotas
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 
@@ -170,6 +170,17 @@ async def test_many_tenants_are_asked_for_in_turns_and_idle_ones_once_a_second(m
     assert max(map(len, asked)) == 2
     for tenant in "abcde":
         assert 9 <= sum(tenant in each for each in asked) <= 12  # in ten seconds
+
+
+async def test_an_idle_tenant_is_forgotten_while_others_come(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quotas, "_MAX_BUDGETS", 1)
+    database = Database()
+    router, _ = routers(database, sequences=1)
+    for second in range(70):
+        with router.quotas.admission(caller(f"t{second}")):
+            database.now += 1
+        await router.sharing.renew()
+    assert "tenant:t0" not in router.quotas.budgets
 
 
 async def test_a_router_that_stops_gives_back_what_it_has():
