@@ -82,11 +82,6 @@ class WorkerResidency:
         self.disk: set[str] = set()
         self.memory_only: set[str] = set()  # in this worker's memory and in no store; usable while its engine is up
 
-    @property
-    def num_ids(self) -> int:
-        """Number of ids in all sets together."""
-        return len(self.host) + len(self.disk) + len(self.memory_only)
-
     def can_use_unstored(self, revision_id: str) -> bool:
         """True if the worker has this revision, which it could not fetch from a store."""
         return revision_id in self.memory_only or revision_id in self.host

@@ -241,8 +241,9 @@ class WorkerLink:
                 state = await next_state(stream, self._heartbeat_s)
                 if state is grpc.aio.EOF:
                     return
-                self.view.residency.apply(state.residency)
-                if self.view.residency.num_ids > _MAX_REVISIONS:
+                residency = self.view.residency
+                residency.apply(state.residency)
+                if len(residency.host) + len(residency.disk) + len(residency.memory_only) > _MAX_REVISIONS:
                     raise DescriptionRefused(f"it reports more than {_MAX_REVISIONS} adapters")
                 num_changes = self.view.num_residency_changes + bool(state.residency.ByteSize())
                 self._publish(replace(_view_after(self.view, state), num_residency_changes=num_changes), state)

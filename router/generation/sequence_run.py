@@ -36,7 +36,7 @@ from router.placement.placement import placements
 from router.placement.placer import Reservation
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
-from router.protocol.sse import Usage, prompt_counts, take_usage
+from router.protocol.sse import prompt_counts, take_usage
 from router.protocol.validation import Sequence
 
 _RESIDENCY_LAG_S = 1.0  # a push may be in the catalog before its residency reaches this router
@@ -146,8 +146,7 @@ class PlacementSearch:
 
     def _has_placement(self, fleet: FleetState) -> bool:
         """Whether there is any, in a small part of the time: all who wait look at each change of the fleet."""
-        failed = self._failed.placements
-        return any(placement.key not in failed for placement in placements(self.request, fleet))
+        return any(each.key not in self._failed.placements for each in placements(self.request, fleet))
 
     def _unplaceable_error(self) -> RouterError:
         return unplaceable_error(self._revision, self._backends.fleet.state)
@@ -301,14 +300,11 @@ class SequenceRun:
         if usage is not None:
             state.num_prompt_tokens = usage.prompt_tokens if self._has_prompt else 0
             state.num_completion_tokens = usage.completion_tokens
-            if not isinstance(self._attempt, PairAttempt):  # else it is the decode engine's
-                self._learn_usage(usage)
+            # Of a pair, it is the decode engine's.
+            if usage.prompt_tokens and self._reservation is not None and not isinstance(self._attempt, PairAttempt):
+                cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
+                self._learn(self._reservation, usage.prompt_tokens, cached or 0)
         return events
-
-    def _learn_usage(self, usage: Usage) -> None:
-        if self._reservation is not None and usage.prompt_tokens:
-            cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
-            self._learn(self._reservation, usage.prompt_tokens, cached or 0)
 
     # ---- inside the steps -------------------------------------------------------------------------------------------
 
@@ -360,10 +356,9 @@ class SequenceRun:
         if is_single or handoff is None:
             if validated.generates and not validated.is_streaming:  # nothing shows when its prompt was read
                 in_flight = reservation.in_flight[0]
-                in_flight.read_is_not_seen()
-                asyncio.get_running_loop().call_later(
-                    in_flight.expected_read_s, partial(in_flight.read_ended, was_read=False)
-                )
+                in_flight.is_seen = False
+                expected_s = fleet.loads[reader.name].wait_s  # until it has read this prompt and those before it
+                asyncio.get_running_loop().call_later(expected_s, partial(in_flight.read_ended, was_read=False))
             return Attempt(fleet, call, is_streaming=validated.is_streaming, progress_timeout_s=timeout_s)
         for_decode = decode_body(
             self._sequence,

@@ -36,39 +36,33 @@ class Asked:
 
 
 def ask(budgets: dict[str, Budget | None], num_sharing: int, now: float, *, gives_back: bool = False) -> Asked:
-    """The requests for leases of budgets that lack something, and of others once a second. Who asks is last in turn.
+    """The requests for leases of budgets that have changed, and of others once a second, in turns.
 
     With `gives_back`, everything is given back.
     """
     rates, gauges, unused = [], [], []
-    num_asked = 0
-    for subject, budget in [*budgets.items()]:
-        if budget is None:
-            continue
+    found = [(name, each) for name, each in budgets.items() if each is not None]
+    if not gives_back:
+        found = [each for each in found if each[1].has_changed or now - each[1].looked_at >= _LOOK_S][:_MOST]
+    for subject, budget in found:
+        budgets[subject] = budgets.pop(subject)  # the last in turn
         is_unused = gives_back or budget.is_unused_since(now - _FORGET_S)
-        is_due = now - budget.looked_at >= _LOOK_S
-        if budget.lacks_nothing and not (is_unused or is_due):
-            continue
-        if num_asked == _MOST and not gives_back:
-            break
-        num_asked += 1
-        if is_due:
+        if is_due := now - budget.looked_at >= _LOOK_S:
             budget.looked_at = now
-        budget.lacks_nothing = not budget.num_running
-        budgets[subject] = budgets.pop(subject)
+        budget.has_changed = budget.num_running > 0
         for name, bucket in budget.buckets.items():
             floor = bucket.capacity / (_STOCK * num_sharing)
             bucket.refill(now)
             wanted = 0.0 if is_unused else min(bucket.capacity, max(floor, _AHEAD * bucket.wanted))
-            if lacks := bucket.wanted or bucket.level != wanted or bucket.advance:
-                budget.lacks_nothing = False
-            if lacks or is_due:
+            if has_changed := bool(bucket.wanted or bucket.level != wanted or bucket.advance):
+                budget.has_changed = True
+            if has_changed or is_due:
                 key = f"{subject}/{name}"
                 asked = RateAsk(key, bucket.rate, bucket.capacity, bucket.level, wanted, bucket.advance)
                 rates.append((bucket, asked))
         if (gauge := budget.sequences) is not None:
             most = gauge.wanted(now)
-            budget.lacks_nothing &= not most
+            budget.has_changed |= most > 0
             # Also an idle router with the whole limit asks: others may want it.
             if most or is_unused or gauge.allowed < gauge.limit or num_sharing > 1:
                 key = f"{subject}/{SEQUENCES}"

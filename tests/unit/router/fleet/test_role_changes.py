@@ -19,7 +19,6 @@ from support.router_stand_ins import (
     running_cluster,
     until,
 )
-from support.routers.finding_router import finding_router
 from support.routers.virtual_time import Clock
 
 from cluster.config.discovery import DiscoveryConfig
@@ -161,40 +160,18 @@ async def test_nothing_changes_while_a_worker_is_away_or_comes_back() -> None:
         assert controller.results() == {"done": 1}
 
 
-async def test_an_agent_that_ends_in_the_change_is_a_lost_worker() -> None:
+@pytest.mark.parametrize("has_left", [False, True])  # discovery, which closes its channel
+async def test_an_agent_that_ends_in_the_change_is_a_lost_worker(has_left: bool) -> None:
     async with full_decode(3) as (cluster, controller):
         p2 = cluster.prefill[2]
         p2.may_end.clear()
         looking = asyncio.create_task(controller.look(ENOUGH))
         await until(lambda: cluster.view("p2").is_draining)
-        await p2.stop_agent()
+        await (cluster.fleet.link("p2")._channel.aclose() if has_left else p2.stop_agent())
         await looking
         assert controller.results() == {"lost": 1}
         await controller.look(2 * ENOUGH)
         assert controller.results() == {"lost": 1}
-
-
-async def test_a_worker_that_discovery_no_longer_names_changes_its_role_to_the_end() -> None:
-    """A draining worker's pod may leave DNS. An exception that ends its call would end all further changes."""
-    async with finding_router(role_changes="manual") as found:
-        p0, p1 = [await found.worker(name, "prefill") for name in ("p0", "p1")]
-        d0 = await found.worker("d0", "decode")
-        found.name(p0, p1, role="prefill")
-        found.name(d0, role="decode")
-        await found.has("p0", "p1", "d0")
-        for prefill in (p0, p1):
-            prefill.state.warm_pairs.add(decode_name="d0", decode_incarnation="d0-1")
-            await prefill.change()
-        await fill(found.cluster, d0)
-        controller = Controller(found.cluster.fleet)
-        p1.may_end.clear()
-        looking = asyncio.create_task(controller.look(ENOUGH))
-        await until(lambda: found.cluster.view("p1").is_draining)
-        found.name(p0, role="prefill")
-        await until(lambda: "p1" not in found.cluster.fleet.state.workers)
-        p1.may_end.set()
-        await looking
-        assert controller.results() == {"done": 1}
 
 
 async def test_a_worker_whose_adapters_no_store_has_keeps_its_role() -> None:

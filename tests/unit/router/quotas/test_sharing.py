@@ -1,17 +1,17 @@
 """Two routers admit together what one would, whoever gets the requests, and without the database for a while, too."""
 
 import math
-from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.routers.sharing_routers import ACME, STEP_S, Database, caller, routers, run
 
-from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk, lease_gauge, lease_rate
+from adapters.catalog.quota_leases import GaugeAsk, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable
-from router.quotas import leases, quotas
+from router.quotas import leases, quotas, sharing
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 
@@ -152,13 +152,13 @@ async def test_many_tenants_are_asked_for_in_turns_and_idle_ones_once_a_second(m
     database = Database()
     router, _ = routers(database, prompt_tokens_per_min=60_000, sequences=10)
     asked: list[set[str]] = []
-    lease = database.lease
 
-    async def noted(member: str, rates: Sequence[RateAsk], gauges: Sequence[GaugeAsk]) -> Leases:
-        asked.append({each.subject.partition("/")[0][-1] for each in (*rates, *gauges)})
-        return await lease(member, rates, gauges)
+    def noted(*arguments: Any, **named: Any) -> Any:
+        found = leases.ask(*arguments, **named)
+        asked.append({each.subject.partition("/")[0][-1] for _, each in (*found.rates, *found.gauges)})
+        return found
 
-    router.sharing._lease = noted
+    monkeypatch.setattr(sharing, "ask", noted)
     for tenant in "abcde":
         with router.quotas.admission(caller(tenant)) as admission:
             admission.take(Use(prompt_tokens=1, sequences=1))
