@@ -126,7 +126,7 @@ def build_app(
         connect_timeout_s=config.connect_timeout_s,
         discovery=discovery,
         transport=transport,
-        on_leave=placer.forget,
+        on_leave=placer.policy.prefixes.forget,
     )
     engines = Engines(
         metrics,

@@ -47,6 +47,7 @@ class Peer:
         self._on_change, self._on_role = on_change, on_role
         self._transport = transport
         self._channel = AgentChannel(transport, self.address, contact.endpoint.role, self.name)
+        self._control: WorkerControlStub | None = None  # of `run`, which alone replaces it, and ends calls by that
 
     @property
     def role(self) -> str:
@@ -83,7 +84,7 @@ class Peer:
             while True:
                 pause_s = _RETRY_S[min(failures, len(_RETRY_S) - 1)]
                 try:
-                    control = await self._channel.stub()
+                    control = self._control = await self._channel.stub()
                     description = await control.Describe(pb.DescribeRequest(), timeout=_DESCRIBE_TIMEOUT_S)
                     self._channel.check_name(description.name)
                     self.name = self._contact.endpoint.name or description.name
@@ -122,9 +123,10 @@ class Peer:
 
     async def stays(self, role: str) -> bool:
         """Whether it takes requests in this role and is not told to leave it, by its own answer now."""
+        if (control := self._control) is None:
+            return False
         try:
             async with asyncio.timeout(_ASK_S):
-                control = await self._channel.stub()
                 call = control.WatchState(pb.WatchStateRequest())
                 state = await call.read()
                 call.cancel()

@@ -82,11 +82,6 @@ class WorkerResidency:
         self.disk: set[str] = set()
         self.memory_only: set[str] = set()  # in this worker's memory and in no store; usable while its engine is up
 
-    @property
-    def num_ids(self) -> int:
-        """Number of ids in all sets together."""
-        return len(self.host) + len(self.disk) + len(self.memory_only)
-
     def can_use_unstored(self, revision_id: str) -> bool:
         """True if the worker has this revision, which it could not fetch from a store."""
         return revision_id in self.memory_only or revision_id in self.host
@@ -197,6 +192,7 @@ class FleetState:
         self._holders = holders
         self._warm_decodes: dict[str, tuple[WorkerView, ...]] = {}  # by prefill worker
         self._near_decodes: dict[str, tuple[WorkerView, ...]] = {}  # those of them in its domain
+        self._with_late: dict[frozenset[str], FleetState] = {}  # many requests that have lost a worker ask for the same
         self.open_roles = open_roles
         self.is_settled = is_settled
 
@@ -271,13 +267,20 @@ class FleetState:
             self._near_decodes[prefill.name] = found
         return found
 
-    def with_late_workers(self, except_for: Set[str]) -> FleetState:
+    def with_late_workers(self, except_for: frozenset[str]) -> FleetState:
         """The state as if all late workers except `except_for` were back, unchanged since contact was lost."""
-        workers = {
-            name: replace(view, is_connected=True, is_ready=True) if view.is_late and name not in except_for else view
-            for name, view in self.workers.items()
-        }
-        return FleetState(workers, self.loads, self._holders, open_roles=self.open_roles, is_settled=self.is_settled)
+        found = self._with_late.get(except_for)
+        if found is None:
+            workers = {
+                name: replace(view, is_connected=True, is_ready=True)
+                if view.is_late and name not in except_for
+                else view
+                for name, view in self.workers.items()
+            }
+            found = self._with_late[except_for] = FleetState(
+                workers, self.loads, self._holders, open_roles=self.open_roles, is_settled=self.is_settled
+            )
+        return found
 
     def _placeable(self, *roles: str) -> tuple[WorkerView, ...]:
         found: Iterable[WorkerView] = (v for v in self.workers.values() if v.role in roles and v.is_placeable)

@@ -170,31 +170,39 @@ class WorkerLink:
 
     async def change_role(self, role: str, drain_timeout_s: float) -> str:
         """Have the worker change its role. Returns what came of it: done, refused, timed_out or lost."""
-        if self._stub is None:
-            return "lost"
         request = control.ChangeRoleRequest(
             role=f"ROLE_{role.upper()}", deadline_s=drain_timeout_s, give_back_after_s=_GIVE_BACK_AFTER_S
         )
         try:
-            await self._stub.ChangeRole(request, timeout=drain_timeout_s + ANSWER_MARGIN_S)
+            await self._answer("ChangeRole", request, drain_timeout_s)
         except grpc.aio.AioRpcError as error:
             return _FAILED_CHANGES.get(error.code(), "refused")
+        except WorkerLost:
+            return "lost"
         return "done"
 
     async def _call(self, method: str, request: Any, revision_id: str, timeout_s: float, span: Span = NO_SPAN) -> Any:
-        """Call the agent. Waits past the deadline for the error that the agent reports at it. Raises RouterError."""
-        if self._stub is None:
-            raise WorkerLost(f"worker {self.view.name} has no control stream", worker=self.view.name)
-        self.begin_use()  # closing the channel would cancel who waits here
+        """The answer to a call about an adapter. Raises RouterError."""
         try:
-            call = getattr(self._stub, method)
-            return await call(request, timeout=timeout_s + ANSWER_MARGIN_S, metadata=tuple(span.headers.items()))
+            return await self._answer(method, request, timeout_s, span)
         except grpc.aio.AioRpcError as error:
             details, code = error.details() or "", error.code()
             fields = {"call": method, "worker": self.view.name, "revision": revision_id}
             log.info("call refused", extra={"fields": {**fields, "reason": details, "code": code.name}})
             metadata = {str(key): str(value) for key, value in error.trailing_metadata() or ()}
             raise ensure_adapter_error(code, details, metadata, self.view.name) from error
+
+    async def _answer(self, method: str, request: Any, timeout_s: float, span: Span = NO_SPAN) -> Any:
+        """Call the agent. Waits past the deadline for the error that it reports then. Raises WorkerLost, AioRpcError.
+
+        It keeps the link meanwhile: closing the channel would cancel who waits here.
+        """
+        if self._stub is None:
+            raise WorkerLost(f"worker {self.view.name} has no control stream", worker=self.view.name)
+        self.begin_use()
+        try:
+            call = getattr(self._stub, method)
+            return await call(request, timeout=timeout_s + ANSWER_MARGIN_S, metadata=tuple(span.headers.items()))
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise
@@ -233,8 +241,9 @@ class WorkerLink:
                 state = await next_state(stream, self._heartbeat_s)
                 if state is grpc.aio.EOF:
                     return
-                self.view.residency.apply(state.residency)
-                if self.view.residency.num_ids > _MAX_REVISIONS:
+                residency = self.view.residency
+                residency.apply(state.residency)
+                if len(residency.host) + len(residency.disk) + len(residency.memory_only) > _MAX_REVISIONS:
                     raise DescriptionRefused(f"it reports more than {_MAX_REVISIONS} adapters")
                 num_changes = self.view.num_residency_changes + bool(state.residency.ByteSize())
                 self._publish(replace(_view_after(self.view, state), num_residency_changes=num_changes), state)

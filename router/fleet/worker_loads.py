@@ -349,7 +349,7 @@ class InFlightLoad:
     _is_held: bool = True
     _is_reading: bool = False
     _is_at_engine: bool = False
-    _is_seen: bool = True
+    is_seen: bool = True  # False: no answer shows when the prompt was read: the time of `read_ended` says nothing
 
     def __post_init__(self) -> None:
         load = self._load
@@ -372,14 +372,10 @@ class InFlightLoad:
                 self._is_at_engine = True
                 self._load.num_at_engine += 1
 
-    def read_is_not_seen(self) -> None:
-        """The answer will not show when the prompt was read: the time of `read_ended` says nothing of the rate."""
-        self._is_seen = False
-
     def learn_read(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Learn from an answer's counts, where `read_ended` does not. The engine's reports say how fast it reads."""
         s_per_token = self._load.reported_reading.s_per_token
-        if not self._is_seen and s_per_token:
+        if not self.is_seen and s_per_token:
             busy_s = (prompt_tokens - cached_tokens) * s_per_token
             self._load.observe_reading(self._clock(), busy_s, prompt_tokens)
 
@@ -389,17 +385,12 @@ class InFlightLoad:
             return
         if self._is_reading:
             self._is_reading = False
-            self._load.ended_reading(self._clock(), self._prompt_tokens if was_read and self._is_seen else 0)
+            self._load.ended_reading(self._clock(), self._prompt_tokens if was_read and self.is_seen else 0)
         if self._prompt_tokens:
             self._load.add_prompt(-self._prompt_tokens)
             self._prompt_tokens = 0
             if self._load.on_change is not None and self._is_held:
                 self._load.on_change()
-
-    @property
-    def expected_read_s(self) -> float:
-        """Expected seconds until the worker has read this prompt and those queued before it."""
-        return self._load.wait_s
 
     def release(self) -> None:
         """End the count. Idempotent, because several paths notice the end of a sequence."""

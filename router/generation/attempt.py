@@ -208,7 +208,8 @@ class PairAttempt(Attempt):
             first = self._begun(await self._output())
         except RouterError:
             # A refusal's message is about the request, where decode may only report an abort.
-            if isinstance(refusal := _error_of(self._prefill.output), EngineRefusal):
+            asked = self._prefill.output
+            if asked.done() and not asked.cancelled() and isinstance(refusal := asked.exception(), EngineRefusal):
                 raise refusal from None
             raise
         self._prefill_watch.end()
@@ -271,7 +272,3 @@ class PairAttempt(Attempt):
     def _check_prefill(self, answer: bytes) -> None:
         if is_aborted(answer):
             raise EngineAborted("the prefill worker gave the request up", worker=self._prefill.worker.name)
-
-
-def _error_of(future: asyncio.Future[bytes]) -> BaseException | None:
-    return future.exception() if future.done() and not future.cancelled() else None

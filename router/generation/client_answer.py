@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from operator import attrgetter
 from typing import Any
 
 from router.errors import ErrorAnswer
@@ -18,7 +19,7 @@ class ClientAnswer:
 
     def __init__(self, connection: ClientConnection, request: Request, *, timeout_s: float) -> None:
         self.connection = connection
-        self.error_event: Callable[[ErrorAnswer], bytes] = _event_of  # how a stream that has begun says so
+        self.error_event: Callable[[ErrorAnswer], bytes] = attrgetter("event")  # how a stream that has begun says so
         self._request = request
         self._timeout_s = timeout_s
         self._is_streaming = False
@@ -113,7 +114,3 @@ async def while_connected(
         if has_left:
             task.uncancel()
             raise ClientGone
-
-
-def _event_of(error: ErrorAnswer) -> bytes:
-    return error.event

@@ -172,11 +172,6 @@ class EngineCall:
         else:
             self._connecting = asyncio.create_task(self._connect(), name=f"connect {self.rid}")
 
-    async def answer(self) -> bytes:
-        """The whole answer of a call that is not streamed. Raises RouterError."""
-        self.start()
-        return await self.output
-
     def relay(self, deliver: Callable[[bytes], None]) -> asyncio.Future[None]:
         """Pass all events after the first ones to `deliver` as they arrive; an error in `deliver` ends the call.
 

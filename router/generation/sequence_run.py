@@ -32,10 +32,11 @@ from router.generation.engine_bodies import Body, KvHandoff, decode_body, reader
 from router.generation.engine_calls import EngineCall
 from router.generation.request import Phase, Request, SequenceState
 from router.generation.whole_answer import completed
+from router.placement.placement import placements
 from router.placement.placer import Reservation
 from router.placement.request import FailedAttempts, Placement, PlacementRequest, PromptSize
 from router.placement.unplaceable import unplaceable_error
-from router.protocol.sse import Usage, prompt_counts, take_usage
+from router.protocol.sse import prompt_counts, take_usage
 from router.protocol.validation import Sequence
 
 _RESIDENCY_LAG_S = 1.0  # a push may be in the catalog before its residency reaches this router
@@ -124,8 +125,7 @@ class PlacementSearch:
         """A placement for a retry. May wait for a worker that has just lost contact, until the first event is due."""
 
         def would_have_one() -> bool:
-            fleet = self._backends.fleet.state.with_late_workers(except_for=self._failed.workers)
-            return self._best_placement(fleet) is not None
+            return self._has_placement(self._backends.fleet.state.with_late_workers(except_for=self._failed.workers))
 
         return await self._wait_for_placement(would_have_one, self._left_s())
 
@@ -137,14 +137,16 @@ class PlacementSearch:
         fleet = self._backends.fleet
         placement = self._best_placement(fleet.state)
         if placement is None and is_expected():
-            await fleet.wait_until(
-                lambda: self._best_placement(fleet.state) is not None or not is_expected(), timeout_s
-            )
+            await fleet.wait_until(lambda: self._has_placement(fleet.state) or not is_expected(), timeout_s)
             placement = self._best_placement(fleet.state)
         return placement
 
     def _best_placement(self, fleet: FleetState) -> Placement | None:
         return self._backends.placer.place(self.request, fleet, self._failed)
+
+    def _has_placement(self, fleet: FleetState) -> bool:
+        """Whether there is any, in a small part of the time: all who wait look at each change of the fleet."""
+        return any(each.key not in self._failed.placements for each in placements(self.request, fleet))
 
     def _unplaceable_error(self) -> RouterError:
         return unplaceable_error(self._revision, self._backends.fleet.state)
@@ -298,14 +300,11 @@ class SequenceRun:
         if usage is not None:
             state.num_prompt_tokens = usage.prompt_tokens if self._has_prompt else 0
             state.num_completion_tokens = usage.completion_tokens
-            if not isinstance(self._attempt, PairAttempt):  # else it is the decode engine's
-                self._learn_usage(usage)
+            # Of a pair, it is the decode engine's.
+            if usage.prompt_tokens and self._reservation is not None and not isinstance(self._attempt, PairAttempt):
+                cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
+                self._learn(self._reservation, usage.prompt_tokens, cached or 0)
         return events
-
-    def _learn_usage(self, usage: Usage) -> None:
-        if self._reservation is not None and usage.prompt_tokens:
-            cached = (usage.prompt_tokens_details or {}).get("cached_tokens")
-            self._learn(self._reservation, usage.prompt_tokens, cached or 0)
 
     # ---- inside the steps -------------------------------------------------------------------------------------------
 
@@ -357,10 +356,9 @@ class SequenceRun:
         if is_single or handoff is None:
             if validated.generates and not validated.is_streaming:  # nothing shows when its prompt was read
                 in_flight = reservation.in_flight[0]
-                in_flight.read_is_not_seen()
-                asyncio.get_running_loop().call_later(
-                    in_flight.expected_read_s, partial(in_flight.read_ended, was_read=False)
-                )
+                in_flight.is_seen = False
+                expected_s = fleet.loads[reader.name].wait_s  # until it has read this prompt and those before it
+                asyncio.get_running_loop().call_later(expected_s, partial(in_flight.read_ended, was_read=False))
             return Attempt(fleet, call, is_streaming=validated.is_streaming, progress_timeout_s=timeout_s)
         for_decode = decode_body(
             self._sequence,

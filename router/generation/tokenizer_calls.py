@@ -29,7 +29,8 @@ async def ask_tokenizer(backends: Backends, path: str, body: bytes, rid: str) ->
                 call = EngineCall(backends.engines, worker, path, body, rid, in_flight)
                 watch = backends.fleet.watch(worker, call.fail)  # one that hangs would take all the time
                 try:
-                    return await call.answer()
+                    call.start()
+                    return await call.output
                 except AttemptError as error:
                     if not error.retryable:
                         raise

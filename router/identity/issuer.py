@@ -132,8 +132,9 @@ class Issuer:
         try:
             async with asyncio.timeout(2 * _READ_TIMEOUT_S):
                 keys = await asyncio.get_running_loop().run_in_executor(self._threads, read_keys, self.config)
-        except (IssuerError, TimeoutError) as error:
-            self._error = error if isinstance(error, IssuerError) else IssuerError("it did not answer in time")
+        except Exception as error:  # noqa: BLE001  # whatever it sends, known keys stay, and it is asked again
+            why = "it did not answer in time" if isinstance(error, TimeoutError) else repr(error)
+            self._error = error if isinstance(error, IssuerError) else IssuerError(why)
             if not had_failed:
                 fields |= {"reason": str(self._error)}
                 log.warning("issuer's keys could not be read; keeping the known ones", extra={"fields": fields})

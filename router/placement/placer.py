@@ -83,10 +83,6 @@ class Placer:
         """Prefill workers that this router's recent prompts keep busy."""
         return self._pool_demand.seconds_per_s(_PREFILL, self._clock())
 
-    def forget(self, worker: str) -> None:
-        """Forget a worker that has left. One that comes back under its name is treated as new."""
-        self.policy.prefixes.forget(worker)
-
     def loaded(self, reservation: Reservation, seconds: float) -> None:
         """Learn how long the reader took to load the revision, as its agent measured it; 0: it was resident."""
         if seconds:

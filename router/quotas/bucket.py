@@ -18,7 +18,7 @@ class Bucket:
     `elsewhere` estimates what is left in the pool: the amount when this router last looked, plus the rate since then.
     """
 
-    __slots__ = ("advance", "asked_at", "at", "capacity", "elsewhere", "level", "local_rate", "part", "rate", "wanted")
+    __slots__ = ("advance", "at", "capacity", "elsewhere", "level", "local_rate", "part", "rate", "wanted")
 
     def __init__(self, rate: float, capacity: float, now: float) -> None:
         self.rate = rate
@@ -27,7 +27,7 @@ class Bucket:
         self.level = capacity
         self.elsewhere = 0.0
         self.part = 1.0  # of `elsewhere` that this router may use before its next lease
-        self.at = self.asked_at = now  # `asked_at`: for the last lease
+        self.at = now
         self.wanted = 0.0  # all that was asked for, also in vain, since the last lease
         self.advance = 0.0  # part of the level that the pool does not know of yet
 

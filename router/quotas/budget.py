@@ -48,12 +48,13 @@ class Shortage:
 class Budget:
     """The configured limits of a subject, and what is left of them at this router."""
 
-    __slots__ = ("buckets", "label", "num_running", "sequences", "used_at")
+    __slots__ = ("buckets", "has_changed", "label", "looked_at", "num_running", "sequences", "used_at")
 
     def __init__(self, label: str, limits: UseLimits, now: float, quota: TenantQuota | None = None) -> None:
         """`label`: for messages, such as "tenant acme". `quota`: a tenant's, whose limits of changes count, too."""
         self.label = label
-        self.used_at = now
+        self.used_at = self.looked_at = now  # `looked_at`: when leases of all its limits were asked for
+        self.has_changed = True  # since leases were asked for
         self.num_running = 0  # requests that will settle, or give back what they use
         rates = {
             REQUESTS: (limits.requests_per_s, 1),
@@ -72,7 +73,7 @@ class Budget:
 
     def refill(self, now: float) -> None:
         """Bring every limit up to date."""
-        self.used_at = now
+        self.used_at, self.has_changed = now, True
         for bucket in self.buckets.values():
             bucket.refill(now)
 
@@ -127,7 +128,7 @@ class Budget:
     def end(self, now: float) -> None:
         """A running request has ended."""
         self.num_running -= 1
-        self.used_at = now
+        self.used_at, self.has_changed = now, True
 
     @property
     def is_idle(self) -> bool:

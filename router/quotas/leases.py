@@ -1,6 +1,6 @@
 """A router's side of shared limits: computes what to ask for and applies the answers. Knows no database."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
@@ -11,6 +11,7 @@ _STOCK = 32  # parts of its share of a bucket, of which an idle router keeps one
 _AHEAD = 1.5  # of what was wanted since the last lease
 _LOOK_S = 1.0  # between two looks at a pool from which nothing is needed: others use it
 _FORGET_S = 60.0  # after which an unused budget is given back
+_MOST = 250  # budgets that are looked at for one renewal: a thousand hold the event loop up for long, and the database
 
 
 def share_out(budget: Budget, num_sharing: int) -> None:
@@ -34,24 +35,34 @@ class Asked:
         return bool(self.rates or self.gauges)
 
 
-def ask(budgets: Mapping[str, Budget | None], num_sharing: int, now: float, *, gives_back: bool = False) -> Asked:
-    """The requests for leases of all budgets that have changed. With `gives_back`, everything is given back."""
+def ask(budgets: dict[str, Budget | None], num_sharing: int, now: float, *, gives_back: bool = False) -> Asked:
+    """The requests for leases of budgets that have changed, and of others once a second, in turns.
+
+    With `gives_back`, everything is given back.
+    """
     rates, gauges, unused = [], [], []
-    for subject, budget in budgets.items():
-        if budget is None:
-            continue
+    found = [(name, each) for name, each in budgets.items() if each is not None]
+    if not gives_back:
+        found = [each for each in found if each[1].has_changed or now - each[1].looked_at >= _LOOK_S][:_MOST]
+    for subject, budget in found:
+        budgets[subject] = budgets.pop(subject)  # the last in turn
         is_unused = gives_back or budget.is_unused_since(now - _FORGET_S)
+        if is_due := now - budget.looked_at >= _LOOK_S:
+            budget.looked_at = now
+        budget.has_changed = budget.num_running > 0
         for name, bucket in budget.buckets.items():
             floor = bucket.capacity / (_STOCK * num_sharing)
             bucket.refill(now)
             wanted = 0.0 if is_unused else min(bucket.capacity, max(floor, _AHEAD * bucket.wanted))
-            if bucket.wanted or bucket.level != wanted or bucket.advance or now - bucket.asked_at >= _LOOK_S:
-                bucket.asked_at = now
+            if has_changed := bool(bucket.wanted or bucket.level != wanted or bucket.advance):
+                budget.has_changed = True
+            if has_changed or is_due:
                 key = f"{subject}/{name}"
                 asked = RateAsk(key, bucket.rate, bucket.capacity, bucket.level, wanted, bucket.advance)
                 rates.append((bucket, asked))
         if (gauge := budget.sequences) is not None:
             most = gauge.wanted(now)
+            budget.has_changed |= most > 0
             # Also an idle router with the whole limit asks: others may want it.
             if most or is_unused or gauge.allowed < gauge.limit or num_sharing > 1:
                 key = f"{subject}/{SEQUENCES}"

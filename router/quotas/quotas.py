@@ -18,7 +18,7 @@ from router.quotas.budget import CHANGES, PUSHES, SEQUENCES, Budget, Shortage, U
 from router.quotas.leases import share_out
 from router.quotas.rate_headers import duration, rate_headers
 
-_MAX_BUDGETS = 10_000  # before idle ones are forgotten
+_MAX_BUDGETS = 1000  # before idle ones are forgotten: each scrape of the metrics looks at all
 _PERIODS = {
     "requests": "a second",
     "prompt_tokens": "a minute",
@@ -56,7 +56,7 @@ class Quotas:
         # A metric's own `labels` costs several times what counting does. Labels are few: tenants of cluster.yaml.
         tokens = metrics.tenant_tokens
         self._token_counters = cache(lambda label: (tokens.labels(label, "prompt"), tokens.labels(label, "output")))
-        self._clock, self._present_name = clock, present_name
+        self.now, self._present_name = clock, present_name
         self.budgets: dict[str, Budget | None] = {}  # by subject; None: it has no limits
         self._sweep_at = _MAX_BUDGETS
         self.num_sharing: int | None = None  # routers that share every limit; None: this one alone has them
@@ -69,7 +69,7 @@ class Quotas:
 
     def used_shares(self) -> dict[tuple[str, str], float]:
         """The used share of each tenant's limits, by (label, limit); 1: exhausted. `OTHERS`: the rest's largest."""
-        now, shares = self._clock(), dict[tuple[str, str], float]()
+        now, shares = self.now(), dict[tuple[str, str], float]()
         for subject, budget in self.budgets.items():
             if budget is None or not subject.startswith(_TENANT):
                 continue
@@ -107,9 +107,6 @@ class Quotas:
             )
         return [budget for budget in found if budget is not None]
 
-    def now(self) -> float:
-        return self._clock()
-
     def take_push(self, tenant: str) -> None:
         """Count an import or a push of the tenant's adapters. Raises QuotaExceeded."""
         self._take_change(tenant, PUSHES)
@@ -125,8 +122,8 @@ class Quotas:
         budget = self.budgets.get(subject)
         if budget is None:
             quota = self._config.of_tenant(tenant)
-            budget = self._kept(subject, Budget(f"tenant {tenant}", UseLimits(), self._clock(), quota))
-        budget.refill(self._clock())
+            budget = self._kept(subject, Budget(f"tenant {tenant}", UseLimits(), self.now(), quota))
+        budget.refill(self.now())
         if (shortage := budget.request_shortage(limit)) is not None:
             raise self.refused(budget, shortage, [], tenant)
         budget.take_request(limit)
@@ -182,7 +179,7 @@ class Quotas:
         if not found.are_set:
             self.budgets[subject] = None
             return None
-        return self._kept(subject, Budget(label, found, self._clock()))
+        return self._kept(subject, Budget(label, found, self.now()))
 
     def _kept(self, subject: str, budget: Budget) -> Budget:
         self.budgets[subject] = budget
@@ -191,12 +188,13 @@ class Quotas:
         return budget
 
     def _forget_idle(self) -> None:
-        now = self._clock()
+        now = self.now()
         for subject, budget in list(self.budgets.items()):
+            if budget is not None and self.num_sharing is not None:
+                continue  # it is forgotten when it has been given back (`Sharing`)
             if budget is not None:
                 budget.refill(now)
-            # One that is shared is forgotten when it has been given back (`Sharing`).
-            if budget is None or (self.num_sharing is None and budget.is_idle):
+            if budget is None or budget.is_idle:
                 del self.budgets[subject]
         self._sweep_at = max(_MAX_BUDGETS, 2 * len(self.budgets))
 

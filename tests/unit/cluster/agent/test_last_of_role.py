@@ -21,6 +21,7 @@ from cluster.agent.peers import Peers
 from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
+from cluster.control.transport import Transport
 from cluster.local.ports import with_ports
 from decode_worker.agent import DecodeAgent
 from engine.hooks.hook import SWITCHING
@@ -101,6 +102,20 @@ async def test_it_leaves_only_if_another_one_stays(
             assert not agent.hub.state.leaves_role
             assert await ask(agent, even_last=True) == ""
             assert agent.hub.state.draining
+
+
+async def test_whom_it_asks_it_goes_on_following_with_newer_certificates(
+    config: ClusterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Peer("d1")
+    port = config.workers["d1"].control_port
+    async with serving(other, f"127.0.0.1:{port}"), agent_of(config, "d0") as agent:
+        await agent_knows(agent, "d1")
+        monkeypatch.setattr(Transport, "version", 1)
+        assert (await ask(agent)).startswith(f"FAILED_PRECONDITION: {REFUSED}")
+        other.hub.update(ready=True)
+        await until(lambda: (state := agent.peers._known["d1"].state) is not None and state.ready)
+        assert await ask(agent) == ""
 
 
 async def agent_knows(agent: DecodeAgent, name: str) -> None:

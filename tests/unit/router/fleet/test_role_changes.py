@@ -160,13 +160,14 @@ async def test_nothing_changes_while_a_worker_is_away_or_comes_back() -> None:
         assert controller.results() == {"done": 1}
 
 
-async def test_an_agent_that_ends_in_the_change_is_a_lost_worker() -> None:
+@pytest.mark.parametrize("has_left", [False, True])  # discovery, which closes its channel
+async def test_an_agent_that_ends_in_the_change_is_a_lost_worker(has_left: bool) -> None:
     async with full_decode(3) as (cluster, controller):
         p2 = cluster.prefill[2]
         p2.may_end.clear()
         looking = asyncio.create_task(controller.look(ENOUGH))
         await until(lambda: cluster.view("p2").is_draining)
-        await p2.stop_agent()
+        await (cluster.fleet.link("p2")._channel.aclose() if has_left else p2.stop_agent())
         await looking
         assert controller.results() == {"lost": 1}
         await controller.look(2 * ENOUGH)

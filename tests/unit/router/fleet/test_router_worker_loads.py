@@ -35,8 +35,8 @@ def test_the_rate_follows_what_was_read_while_it_was_busy(loads: WorkerLoads, cl
         read_prompt(loads, clock, "p0", 0.5)
         clock.now += 3  # idle: does not count
     assert loads["p0"].tokens_per_s == pytest.approx(1000, rel=0.1)
-    waiting = loads.add("p0", prompt_tokens=2000)
-    assert loads["p0"].queue_s == waiting.expected_read_s == pytest.approx(2, rel=0.1)
+    loads.add("p0", prompt_tokens=2000)
+    assert loads["p0"].queue_s == loads["p0"].wait_s == pytest.approx(2, rel=0.1)
 
 
 def read_prompt(loads: WorkerLoads, clock: Clock, worker: str, seconds: float) -> None:
@@ -120,7 +120,7 @@ def test_answers_that_do_not_show_when_their_prompt_was_read(loads: WorkerLoads,
     report_reading(loads, 10_000, 1.0)
     for i in range(1, 101):
         in_flight = loads.add("u0", prompt_tokens=500)
-        in_flight.read_is_not_seen()
+        in_flight.is_seen = False
         in_flight.read_begins()
         clock.now += 5  # it generates long
         report_reading(loads, 10_000 + 250 * i, 1 + 0.5 * i)
@@ -140,7 +140,7 @@ def test_what_does_not_show_when_a_prompt_was_read_says_nothing_of_the_rate(
         in_flight.read_begins()
         clock.now += 60 if is_given_up else 0.01
         if not is_given_up:
-            in_flight.read_is_not_seen()
+            in_flight.is_seen = False
             in_flight.read_ended()
             in_flight.learn_read(500, cached_tokens=0)  # its agent, of an earlier release, reports no counts
         in_flight.release()

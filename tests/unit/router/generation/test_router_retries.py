@@ -9,6 +9,7 @@ import pytest
 from support.router_stand_ins import ClusterStandIn, WorkerStandIn, answers, drops, running_cluster, until
 
 from router.http import engine_connections
+from router.placement.placer import Placer
 
 
 async def loses_contact(cluster: ClusterStandIn, worker: WorkerStandIn) -> None:
@@ -85,6 +86,25 @@ class TestAWorkerThatIsLate:
             answer = await asyncio.wait_for(asking, 30)
             assert answer[-1] == b"[DONE]" if stream else answer[0] == 200
             assert cluster.num_bodies == nums_asked
+
+    async def test_is_no_reason_to_place_whoever_waits_at_each_change(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Hundreds may wait for one of many workers: the event loop would stand still."""
+        async with running_cluster(0, 0, 2) as cluster:
+            first, second = cluster.unified
+            first.engine.behaviours = [drops]
+            await loses_contact(cluster, second)
+            asking = asyncio.create_task(cluster.post(prompt="Hi", adapter="a0"))
+            await until(lambda: len(first.engine.bodies))
+            await cluster.has_phase("admitted")
+            place, placed = Placer.place, list[Any]()
+            monkeypatch.setattr(Placer, "place", lambda *arguments: placed.append(arguments) or place(*arguments))
+            for is_draining in (True, False, True):
+                await first.change(draining=is_draining)
+                await until(lambda expected=is_draining: cluster.view("u0").is_draining is expected)
+            await asyncio.sleep(0)
+            assert not placed
+            await second.restart_agent()
+            assert (await asking)[0] == 200
 
     async def test_may_come_back_as_another_engine(self) -> None:
         async with running_cluster(0, 0, 2) as cluster:

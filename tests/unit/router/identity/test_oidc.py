@@ -152,7 +152,11 @@ async def test_rotation_and_outage(issuer: LocalIssuer, monkeypatch: pytest.Monk
         with pytest.raises(IdentityUnavailable):  # it may be good: nobody can tell
             await tokens.verified(new)
         assert tokens.known(old)
-        issuer.is_down = False
+        issuer.is_down, keys = False, issuer.documents["/jwks"]
+        issuer.documents["/jwks"] = {"keys": [{**issuer.jwk(), "kid": ["what no library foresees"]}]}
+        with pytest.raises(IdentityUnavailable):
+            await tokens.verified(new)
+        issuer.documents["/jwks"] = keys
         assert (await tokens.verified(new)).tenant == "acme"
         assert tokens.known(old) is None  # the key that signed it is gone, so it is verified again
         with pytest.raises(Unauthenticated, match="does not have"):

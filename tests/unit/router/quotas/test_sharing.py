@@ -2,14 +2,16 @@
 
 import math
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.routers.sharing_routers import ACME, STEP_S, Database, routers, run
+from support.routers.sharing_routers import ACME, STEP_S, Database, caller, routers, run
 
 from adapters.catalog.quota_leases import GaugeAsk, RateAsk, lease_gauge, lease_rate
 from adapters.errors import CatalogUnavailable
+from router.quotas import leases, quotas, sharing
 from router.quotas.budget import Use
 from router.quotas.quotas import Admission
 
@@ -142,6 +144,43 @@ async def test_without_the_database_each_router_has_its_part_of_what_is_in_use()
     allowed = [router.quotas.budgets["tenant:acme"].sequences.allowed for router in pair]
     assert allowed == [5, 5]
     assert pair[1].num_admitted
+
+
+async def test_many_tenants_are_asked_for_in_turns_and_idle_ones_once_a_second(monkeypatch: pytest.MonkeyPatch):
+    """All of a thousand tenants at each renewal held up the event loop and the database."""
+    monkeypatch.setattr(leases, "_MOST", 2)
+    database = Database()
+    router, _ = routers(database, prompt_tokens_per_min=60_000, sequences=10)
+    asked: list[set[str]] = []
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        found = leases.ask(*arguments, **named)
+        asked.append({each.subject.partition("/")[0][-1] for _, each in (*found.rates, *found.gauges)})
+        return found
+
+    monkeypatch.setattr(sharing, "ask", noted)
+    for tenant in "abcde":
+        with router.quotas.admission(caller(tenant)) as admission:
+            admission.take(Use(prompt_tokens=1, sequences=1))
+            admission.settle(1, 0)
+    for _ in range(100):
+        database.now += STEP_S
+        await router.sharing.renew()
+    assert asked[:3] == [{"a", "b"}, {"c", "d"}, {"e", "a"}]
+    assert max(map(len, asked)) == 2
+    for tenant in "abcde":
+        assert 9 <= sum(tenant in each for each in asked) <= 12  # in ten seconds
+
+
+async def test_an_idle_tenant_is_forgotten_while_others_come(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(quotas, "_MAX_BUDGETS", 1)
+    database = Database()
+    router, _ = routers(database, sequences=1)
+    for second in range(70):
+        with router.quotas.admission(caller(f"t{second}")):
+            database.now += 1
+        await router.sharing.renew()
+    assert "tenant:t0" not in router.quotas.budgets
 
 
 async def test_a_router_that_stops_gives_back_what_it_has():
