@@ -304,7 +304,7 @@ class Service:
         return Response(status_code=204)
 
     async def _list_models(self, _request: Request, _caller: Caller) -> Any:
-        return {"models": self._models.described()}
+        return {"models": await self._models.described()}
 
     async def _stop_model(self, request: Request, _caller: Caller) -> Any:
         await self._models.stop(request.path_params["model"])

@@ -232,9 +232,10 @@ class Models:
 
     # The operator
 
-    def described(self) -> list[Answer]:
+    async def described(self) -> list[Answer]:
         """All tenants' models, oldest first."""
-        saved = {each.id.split("/")[2]: each.id for each in self._journal.all(Checkpoint)}  # the last of each
+        checkpoints = await asyncio.to_thread(self._journal.all, Checkpoint)
+        saved = {each.id.split("/")[2]: each.id for each in checkpoints}  # the last of each
         return [
             {
                 "model": live.model.id,

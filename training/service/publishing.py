@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -147,7 +148,7 @@ class Publisher:
             self._begun.add(running)
             if task.sampler is not None:  # before it is there: nothing is forgotten by a kill
                 pushed = Pushed(task.sampler, model.tenant, model.id, model.session, name, alias)
-                await asyncio.to_thread(self._commands.journal.put, pushed)
+                await asyncio.to_thread(self._commands.log, partial(self._commands.journal.put, pushed))
             begun_s, result = time.monotonic(), "failed"
             try:
                 answer = await asyncio.to_thread(_push, target, weights)

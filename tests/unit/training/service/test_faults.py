@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -251,8 +252,8 @@ def test_who_reads_the_log_waits_for_no_write(tmp_path: Path):
     journal.close()
 
 
-def test_records_of_one_tenant_are_counted_without_those_of_others(tmp_path: Path):
-    """Clients have them counted at will, and others may have tens of thousands: the event loop would read them all."""
+def test_records_of_one_tenant_are_read_without_those_of_others(tmp_path: Path):
+    """Clients ask for them at will, and others may have tens of thousands: the event loop would read them all."""
     journal, steps = Journal(tmp_path / "commands.db"), 0
 
     def step() -> None:
@@ -262,9 +263,38 @@ def test_records_of_one_tenant_are_counted_without_those_of_others(tmp_path: Pat
     for number in range(200):
         journal.put(Session(f"{number}", "acme" if number else "beta"))
     journal._reader.set_progress_handler(step, 1)
-    assert journal.count(Session, "beta") == 1
+    assert (journal.count(Session, "beta"), journal.all(Session, "beta")) == (1, [Session("0", "beta")])
     assert steps < 100
+    read, parts = journal._read, []
+    journal._read = lambda *asked: parts.append(read(*asked)) or parts[-1]  # type: ignore[method-assign]
+    assert [each.id for each in journal.all(Session)] == [f"{number}" for number in range(200)]
+    assert sorted(map(len, parts)) == [1, 2, 199]
     journal.close()
+
+
+@pytest.mark.parametrize("what", ["a snapshot is deleted", "checkpoints are listed"])
+def test_no_client_waits_while(what: str, base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    service, begun, go_on = make_service(base, folder), threading.Event(), threading.Event()
+
+    def hold(*_: Any, **_options: Any) -> list[Any]:
+        begun.set()
+        assert go_on.wait(60)
+        return []
+
+    with served(service.app()) as url:
+        client = RawClient(url)
+        stopped, model = client.model(), client.model(1)
+        work = service._models.described()
+        if what == "a snapshot is deleted":
+            monkeypatch.setattr("training.executor.executor.shutil", SimpleNamespace(rmtree=hold))
+            work.close()
+            work = service._models.stop(stopped)
+        else:
+            monkeypatch.setattr(Journal, "all", hold)
+        asyncio.run_coroutine_threadsafe(work, service._commands._loop)
+        assert begun.wait(60)
+        assert client.forward_backward(model, 1, *data(1)).status_code == 200
+        go_on.set()
 
 
 def test_what_is_deleted_is_not_written_over(tmp_path: Path):

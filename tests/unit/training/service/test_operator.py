@@ -102,7 +102,7 @@ def test_steps_and_tokens_outlive_the_process(base: LoadedBase, folder: Path):
             client.result(client.forward_backward(model, seq, *data(1)))
             client.result(client.optim_step(model, seq + 1))
             seq += 2
-            [found] = service._models.described()
+            [found] = asyncio.run(service._models.described())
             counted.append((found["steps"], found["tokens"]))
     assert counted == [(1, 11), (2, 22), (3, 33)]
 

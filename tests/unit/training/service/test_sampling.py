@@ -45,6 +45,7 @@ from training.errors import PushFailed
 from training.runs.base import LoadedBase
 from training.runs.push import PushTarget
 from training.service import app as service_app
+from training.service import commands as service_commands
 from training.service import models as service_models
 from training.service import publishing
 from training.service import sampling as service_sampling
@@ -52,7 +53,7 @@ from training.service.app import Service
 from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone
 from training.service.identity import CallsOfRouter, headers_of_router
-from training.service.journal import Journal, Model, Pushed, Sampler
+from training.service.journal import Journal, Model, Pushed, Record, Sampler
 from training.service.messages import ModelInput, Sample, SamplingParams, TextChunk
 from training.service.publishing import Publisher
 from training.service.sampling import Sampling
@@ -378,6 +379,24 @@ def test_a_full_memory_fails_the_save_and_is_named(new_service: Make, monkeypatc
         assert client.result(again)["path"].endswith("/v1")
 
 
+def test_a_push_waits_for_a_full_disk(new_service: Make, monkeypatch: pytest.MonkeyPatch):
+    """As all training does: it would fail, and with it its client."""
+    left, put = [sqlite3.OperationalError("database or disk is full")] * 2, Journal.put
+
+    def full(journal: Journal, record: Record) -> None:
+        if left:
+            raise left.pop()
+        put(journal, record)
+
+    monkeypatch.setattr(service_commands, "_DISK_S", 0.01)
+    with session_of(new_service()) as (client, session):
+        model = client.model(0, session, base_model=MODEL)
+        monkeypatch.setattr(Journal, "put", full)
+        saved = client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+        assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
+        assert left == []
+
+
 def left_in(cluster: ClusterStandIn) -> list[str]:
     """Aliases and revisions in the catalog, of adapters named `bot-…` or of none."""
     others = (
@@ -669,6 +688,19 @@ async def test_a_sample_of_another_revision_is_none():
         assert isinstance(await sampling.result(start(sampling, "t", adapter="bot@sha256:2"), 30.0), bytes)
         refused = await sampling.result(start(sampling, "t", 1, adapter="bot@sha256:1"), 30.0)
         assert "not bot@sha256:1" in cast(Any, refused).message
+
+
+async def test_large_answers_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    """All clients would wait for it."""
+    threads: list[threading.Thread] = []
+    for name in ("_read", "samples_body"):
+        work = getattr(service_sampling, name)
+        noted = lambda *given, work=work: threads.append(threading.current_thread()) or work(*given)  # noqa: E731
+        monkeypatch.setattr(service_sampling, name, noted)
+    async with sampling_of() as sampling:
+        assert isinstance(await sampling.result(start(sampling, "t"), 30.0), bytes)
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 async def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch):
