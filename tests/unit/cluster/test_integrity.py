@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from adapters.store.signing import Signer
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.integrity import KEY_VARIABLE, signer_of, trust_of
+from cluster.trainer_key import trainer_key
 
 REVISION = "sha256:" + "1" * 64
 ENVELOPE = Envelope(REVISION, hashlib.sha256(b"tensors").hexdigest(), 7)
@@ -53,6 +55,16 @@ def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
     for check in (trust.check_push, trust.check_object):
         with pytest.raises(AdapterNotTrusted, match="has no signature"):
             check(ENVELOPE)
+
+
+def test_keys_outlast_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Else adapters would be left that nobody trusts, and a file that ends every start."""
+    written, fsync = set[int](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: written.add(os.fstat(file).st_ino) or fsync(file))
+    signer_of(config_in(tmp_path))
+    trainer_key(tmp_path / "trainer.key")
+    keys = tmp_path / ".prelude" / "signing"
+    assert {each.stat().st_ino for each in (*keys.iterdir(), keys, keys.parent, tmp_path / "trainer.key")} <= written
 
 
 def test_a_store_that_others_may_use_needs_no_signatures(tmp_path: Path):
