@@ -27,7 +27,6 @@ from cluster.local.ports import check_free, with_ports
 from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.addresses import host_and_port
-from process.certificates.contexts import make_pinned_context
 from process.certificates.identity import ROUTER, TRAINER
 from process.lifetime import end_processes, how_ended, kill_group, stop_signal
 
@@ -172,9 +171,7 @@ class LocalCluster:
 
     def _session(self) -> aiohttp.ClientSession:
         """For the status pages of the processes."""
-        tls = self.config.router.tls
-        connector = aiohttp.TCPConnector(ssl=True if tls is None else make_pinned_context(tls.certificate))
-        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), connector=connector)
+        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5))
 
     async def _end_what_hangs(self) -> None:
         urls = {name: f"{self._page_url(name)}/health" for name in ("router", *self.config.workers)}
@@ -209,9 +206,9 @@ class LocalCluster:
         )
 
     def _page_url(self, name: str) -> str:
-        """Where a process serves its status pages."""
+        """Where a process serves its status pages, in plain text: no certificate and no client is in the way."""
         if name == "router":
-            return self.url
+            return self.admin_url
         worker = self.config.workers[name]
         return f"http://{host_and_port(worker.host, worker.metrics_port)}"
 
