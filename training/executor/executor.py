@@ -148,11 +148,6 @@ class Executor:
                 queue.is_removed = True
                 self._changed.notify_all()
 
-    def has(self, model: str) -> bool:
-        """Also one that is removed after the present command."""
-        with self._changed:
-            return model in self._queues
-
     @property
     def tenants(self) -> dict[str, str]:
         """By model, also of those that are removed after the present command."""

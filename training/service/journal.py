@@ -153,14 +153,12 @@ class Journal:
         """Rows of a table; of records, those of a kind."""
         return self._read(f"SELECT COUNT(*) FROM {table}" + (f" WHERE kind = '{kind.__name__}'" if kind else ""))[0][0]
 
-    def change(self, kind: type[Record], id: str, **fields: Any) -> None:
+    def change(self, kind: type[R], id: str, **fields: Any) -> None:
         """Nothing if it is gone."""
-        with self._lock, self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            text, key = "SELECT value FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)
-            if found := self._database.execute(text, key).fetchone():
-                value = encode(replace(msgspec.msgpack.decode(found[0], type=kind), **fields))
-                self._database.execute("UPDATE records SET value = ? WHERE kind = ? AND id = ?", (value, *key))
+        with self._lock:
+            if found := self.get(kind, id):
+                values = encode(replace(found, **fields)), kind.__name__, id
+                self._database.execute("UPDATE records SET value = ? WHERE kind = ? AND id = ?", values)
 
     def remove(self, record: Record) -> None:
         """Nothing if another one has taken its place."""

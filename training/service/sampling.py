@@ -18,7 +18,7 @@ from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone, Refused
 from training.service.journal import Sampler
 from training.service.messages import Sample
-from training.service.wire import samples_body
+from training.service.wire import Samples, samples_body
 
 _IN_FLIGHT = 512  # of a tenant
 _KEPT = 1024  # futures, of a tenant
@@ -28,8 +28,6 @@ _MAX_ANSWER_BYTES = 64 * 1024**2
 _REVISION = "x-prelude-revision"
 
 Result = bytes | Failure  # a SampleResponse
-# What `samples_body` takes: the log-probabilities of the prompt only if they are asked for, NaN where there is none.
-_Samples = tuple[list[tuple[Sequence[int], Sequence[float | None] | None, bool]], list[float] | None]
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class _Future(NamedTuple):
 class Sampling:
     """`base_name`: of the model, at the router."""
 
-    def __init__(self, router: str | None, base_name: str, context_length: int, rollouts: Rollouts) -> None:
+    def __init__(self, router: str, base_name: str, context_length: int, rollouts: Rollouts) -> None:
         self._router, self._base_name, self._context_length = router, base_name, context_length
         self._rollouts = rollouts
         self._futures: OrderedDict[str, _Future] = OrderedDict()
@@ -134,9 +132,7 @@ class Sampling:
             log.exception("a sample failed")
             return Failure("the trainer's log has the reason", is_users=False)
 
-    async def _answer(self, sampler: Sampler, request: Sample, key: str | None) -> _Samples:
-        if self._router is None:
-            raise Refused("this trainer was started without a router; there is nothing to sample with")
+    async def _answer(self, sampler: Sampler, request: Sample, key: str | None) -> tuple[Samples, list[float] | None]:
         if self._session is None:
             unlimited = aiohttp.TCPConnector(limit=0)  # `start` limits each tenant
             self._session = aiohttp.ClientSession(connector=unlimited, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
@@ -193,8 +189,11 @@ class Sampling:
         return body
 
 
-def _read(raw: bytearray, request: Sample) -> _Samples:
-    """In parts, of which each holds the other threads up: all fields of many samples would take a second."""
+def _read(raw: bytearray, request: Sample) -> tuple[Samples, list[float] | None]:
+    """With the log-probabilities of the prompt if they are asked for, NaN where there is none.
+
+    Decodes in parts, each of which holds the other threads up: all fields of many samples would take a second.
+    """
     samples, of_prompt, length = [], None, len(request.prompt.tokens)
     choices = [msgspec.json.decode(each, type=_Choice) for each in msgspec.json.decode(raw, type=_Answer).choices]
     for choice in sorted(choices, key=lambda each: each.index):

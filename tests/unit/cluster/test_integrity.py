@@ -33,7 +33,11 @@ def config_in(folder: Path, host: str = "127.0.0.1", **sections) -> ClusterConfi
     return config.with_default_places(folder / ".prelude")
 
 
-def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
+def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They outlast a power cut, as what they have signed does."""
+    written, fsync = set[int](), os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: written.add(os.fstat(file).st_ino) or fsync(file))
+    trainer_key(tmp_path / "trainer.key")
     config = config_in(tmp_path)
     trust = trust_of(config)  # a worker that starts before the router
     with pytest.raises(AdapterNotTrusted):
@@ -47,6 +51,7 @@ def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
     [signed] = {each.signed(ENVELOPE) for each in found if each is not None}
     keys = tmp_path / ".prelude" / "signing"
     assert sorted(path.name for path in keys.iterdir()) == ["private.pem", "public.pem"]
+    assert {each.stat().st_ino for each in (*keys.iterdir(), keys, keys.parent, tmp_path / "trainer.key")} <= written
     assert (keys / "private.pem").stat().st_mode & 0o777 == 0o600
     assert not [path for path in keys.parent.iterdir() if path.name.startswith(".")]
     trust = trust_of(config)
@@ -55,16 +60,6 @@ def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
     for check in (trust.check_push, trust.check_object):
         with pytest.raises(AdapterNotTrusted, match="has no signature"):
             check(ENVELOPE)
-
-
-def test_keys_outlast_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Else adapters would be left that nobody trusts, and a file that ends every start."""
-    written, fsync = set[int](), os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: written.add(os.fstat(file).st_ino) or fsync(file))
-    signer_of(config_in(tmp_path))
-    trainer_key(tmp_path / "trainer.key")
-    keys = tmp_path / ".prelude" / "signing"
-    assert {each.stat().st_ino for each in (*keys.iterdir(), keys, keys.parent, tmp_path / "trainer.key")} <= written
 
 
 def test_a_store_that_others_may_use_needs_no_signatures(tmp_path: Path):

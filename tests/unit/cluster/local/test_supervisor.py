@@ -60,12 +60,6 @@ def test_a_cluster_may_take_as_long_as_its_slowest_engine(tmp_path: Path):
     assert supervisor.ready_timeout_s(config_in(tmp_path, engine={"start_timeout_s": 10})) == 600
 
 
-def test_the_router_is_asked_beside_its_clients(tmp_path: Path):
-    """To who remembers a certificate that was renewed it would look hung, and be ended."""
-    cluster = LocalCluster(config_in(tmp_path, router={"tls": {"certificate": "a.crt", "key": "a.key"}}), tmp_path)
-    assert cluster._page_url("router") == f"http://127.0.0.1:{cluster.config.router.admin_port}"
-
-
 def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path):
     (tmp_path / "file").write_text("")
     for logs in (Path("/proc/logs"), Path("/proc/self"), tmp_path / "file"):

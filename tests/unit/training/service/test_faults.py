@@ -7,12 +7,12 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import torch
+from support.held_calls import Held, failing
 from support.training.trainer import (
     KillableTrainer,
     RawClient,
@@ -46,18 +46,6 @@ def trained(base: LoadedBase, folder: Path) -> tuple[str, list[list[float]]]:
         for seq in STEPS:
             client.result(send(client, model, seq))
         return model, numbers_of(client, model, 7)
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException, times: int = 1) -> None:
-    """The method raises for the first calls."""
-    method, left = getattr(owner, name), [error] * times
-
-    def fail(*arguments: Any, **options: Any) -> Any:
-        if left:
-            raise left.pop()
-        return method(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, fail)
 
 
 def test_a_kill_between_two_renames_of_a_snapshot_loses_nothing(base: LoadedBase, folder: Path, trained: Any):
@@ -187,21 +175,7 @@ def test_an_id_is_given_again_once_nothing_of_the_stopped_model_is_left(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The next model of the id would begin with the snapshot of the one before, and compute none of its commands."""
-    service, is_held, begun, go_on = (
-        make_service(base, folder, snapshot_s=0),
-        False,
-        threading.Event(),
-        threading.Event(),
-    )
-    run = Learner.run
-
-    def held(learner: Learner, *arguments: Any) -> Any:
-        if is_held:
-            begun.set()
-            assert go_on.wait(60)
-        return run(learner, *arguments)
-
-    monkeypatch.setattr(Learner, "run", held)
+    service = make_service(base, folder, snapshot_s=0)
     with served(service.app()) as url:
         client = RawClient(url)
         session = client.session()
@@ -210,9 +184,9 @@ def test_an_id_is_given_again_once_nothing_of_the_stopped_model_is_left(
         client.result(client.forward_backward(model, 2, *data(1)))
         client.result(client.optim_step(model, 3))
         assert numbers_of(client, model, 4) != new
-        is_held = True
+        held = Held(monkeypatch, Learner, "run")
         client.forward_backward(model, 5, *data(1))
-        begun.wait()
+        held.begun.wait()
         loop = service._commands._loop
         asyncio.run_coroutine_threadsafe(service._models.stop(model), loop).result()
 
@@ -222,9 +196,8 @@ def test_an_id_is_given_again_once_nothing_of_the_stopped_model_is_left(
 
         refused = create()
         assert (refused.status_code, "is being removed; try again" in refused.text) == (429, True)
-        is_held = False
-        go_on.set()
-        wait_until(lambda: not service._commands.executor.has(model))
+        held.go_on.set()
+        wait_until(lambda: model not in service._commands.executor.tenants)
         assert client.result(create())["model_id"] == model
         assert numbers_of(client, model, 1) == new
 
@@ -274,27 +247,17 @@ def test_records_of_one_tenant_are_read_without_those_of_others(tmp_path: Path):
 
 @pytest.mark.parametrize("what", ["a snapshot is deleted", "checkpoints are listed"])
 def test_no_client_waits_while(what: str, base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    service, begun, go_on = make_service(base, folder), threading.Event(), threading.Event()
-
-    def hold(*_: Any, **_options: Any) -> list[Any]:
-        begun.set()
-        assert go_on.wait(60)
-        return []
-
+    service = make_service(base, folder)
     with served(service.app()) as url:
         client = RawClient(url)
         stopped, model = client.model(), client.model(1)
-        work = service._models.described()
-        if what == "a snapshot is deleted":
-            monkeypatch.setattr("training.executor.executor.shutil", SimpleNamespace(rmtree=hold))
-            work.close()
-            work = service._models.stop(stopped)
-        else:
-            monkeypatch.setattr(Journal, "all", hold)
+        is_deletion = what == "a snapshot is deleted"
+        held = Held(monkeypatch, shutil, "rmtree") if is_deletion else Held(monkeypatch, Journal, "all")
+        work: Any = service._models.stop(stopped) if is_deletion else service._models.described()
         asyncio.run_coroutine_threadsafe(work, service._commands._loop)
-        assert begun.wait(60)
+        assert held.begun.wait(60)
         assert client.forward_backward(model, 1, *data(1)).status_code == 200
-        go_on.set()
+        held.go_on.set()
 
 
 def test_what_is_deleted_is_not_written_over(tmp_path: Path):
