@@ -37,9 +37,8 @@ def issued(
 
 def make_pinned_context(certificate: Path) -> ssl.SSLContext:
     """For calls to a server on whichever address, if it has this very certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.create_default_context(cafile=certificate)
     context.check_hostname = False
-    context.load_verify_locations(certificate)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 

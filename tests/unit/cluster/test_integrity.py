@@ -34,8 +34,7 @@ def config_in(folder: Path, host: str = "127.0.0.1", **sections) -> ClusterConfi
 
 
 def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """They outlast a power cut, as what they have signed does."""
-    written, fsync = set[int](), os.fsync
+    written, fsync = set[int](), os.fsync  # which outlasts a power cut
     monkeypatch.setattr(os, "fsync", lambda file: written.add(os.fstat(file).st_ino) or fsync(file))
     trainer_key(tmp_path / "trainer.key")
     config = config_in(tmp_path)

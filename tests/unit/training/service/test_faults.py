@@ -245,15 +245,14 @@ def test_records_of_one_tenant_are_read_without_those_of_others(tmp_path: Path):
     journal.close()
 
 
-@pytest.mark.parametrize("what", ["a snapshot is deleted", "checkpoints are listed"])
-def test_no_client_waits_while(what: str, base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("owner", "name"), [(shutil, "rmtree"), (Journal, "all")], ids=["deleting", "listing"])
+def test_no_client_waits_for(owner: Any, name: str, base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
     service = make_service(base, folder)
     with served(service.app()) as url:
         client = RawClient(url)
         stopped, model = client.model(), client.model(1)
-        is_deletion = what == "a snapshot is deleted"
-        held = Held(monkeypatch, shutil, "rmtree") if is_deletion else Held(monkeypatch, Journal, "all")
-        work: Any = service._models.stop(stopped) if is_deletion else service._models.described()
+        held = Held(monkeypatch, owner, name)
+        work: Any = service._models.stop(stopped) if owner is shutil else service._models.described()
         asyncio.run_coroutine_threadsafe(work, service._commands._loop)
         assert held.begun.wait(60)
         assert client.forward_backward(model, 1, *data(1)).status_code == 200

@@ -366,7 +366,7 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
     assert not any(each.exists() for each in folders)
 
 
-def test_a_full_memory_fails_the_save_and_is_named(new_service: Make, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_memory_fails_the_save_and_a_full_log_delays_it(new_service: Make, monkeypatch: pytest.MonkeyPatch):
     with session_of(new_service()) as (client, session):
         model = client.model(0, session, base_model=MODEL)
         failing(monkeypatch, ServedWeights, "write", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
@@ -374,15 +374,9 @@ def test_a_full_memory_fails_the_save_and_is_named(new_service: Make, monkeypatc
         assert "cannot be written to /dev/shm (No space left" in client.error(failed)
         again = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="v1")
         assert client.result(again)["path"].endswith("/v1")
-
-
-def test_a_push_waits_for_a_full_disk(new_service: Make, monkeypatch: pytest.MonkeyPatch):
-    """As all training does: it would fail, and with it its client."""
-    monkeypatch.setattr(service_commands, "_DISK_S", 0.01)
-    with session_of(new_service()) as (client, session):
-        model = client.model(0, session, base_model=MODEL)
+        monkeypatch.setattr(service_commands, "_DISK_S", 0.01)
         failing(monkeypatch, Journal, "put", sqlite3.OperationalError("database or disk is full"), times=2)
-        saved = client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
+        saved = client.post("save_weights_for_sampler", model_id=model, seq_id=3, sampling_session_seq_id=0)
         assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
 
 
@@ -667,16 +661,10 @@ async def test_a_sample_of_another_revision_is_none():
         assert "not bot@sha256:1" in cast(Any, refused).message
 
 
-async def test_no_client_waits_while_a_large_answer_is_read(monkeypatch: pytest.MonkeyPatch):
-    held = [Held(monkeypatch, service_sampling, name) for name in ("_read", "samples_body")]
-    async with sampling_of() as sampling:
-        for number, each in enumerate(held, 1):
-            asyncio.get_running_loop().call_later(0.1 * number, each.go_on.set)
-        assert isinstance(await sampling.result(start(sampling, "t"), 30.0), bytes)
-
-
 async def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch):
-    """Neither connections nor results that are not asked for yet."""
+    """Neither connections nor the event loop, nor results that are not asked for yet."""
+    for number, name in enumerate(("_read", "samples_body"), 1):  # which take long
+        asyncio.get_running_loop().call_later(0.1 * number, Held(monkeypatch, service_sampling, name).go_on.set)
     monkeypatch.setattr(service_sampling, "_IN_FLIGHT", 1)
     monkeypatch.setattr(service_sampling, "_KEPT", 2)
     wait = threading.Event()
