@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from adapters.files.durable import make_folder
+from adapters.files.durable import fsync, make_folder
 from adapters.store.signing import Signer, Trust, public_key_from_pem
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
@@ -81,7 +81,10 @@ def _make_pair(folder: Path) -> None:
         for name, pem in ((_PRIVATE, signer.private_pem), (_PUBLIC, signer.public_pem)):
             with open(os.open(temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(pem)
+            fsync(temporary / name)  # adapters that it has signed outlast a power cut, too
+        fsync(temporary)
         temporary.rename(folder)
+        fsync(folder.parent)
     except OSError as error:
         if not (folder / _PRIVATE).exists():
             raise ConfigError(

@@ -5,7 +5,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from adapters.files.durable import make_folder
+from adapters.files.durable import fsync, make_folder
 from cluster.errors import ConfigError
 
 _LEAST = 32  # characters
@@ -19,6 +19,7 @@ def trainer_key(path: Path) -> str:
             temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
             with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(secrets.token_urlsafe(_LEAST))
+            fsync(temporary)  # an empty file would end every later start
             with suppress(FileExistsError):  # the other process has been faster
                 os.link(temporary, path)
             temporary.unlink()

@@ -5,7 +5,7 @@ import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from process.exhaustion import is_exhaustion
@@ -74,8 +74,10 @@ async def end_processes(
 
 
 @contextlib.asynccontextmanager
-async def meanwhile(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
-    """Run them as tasks during the block. They have ended after it, however."""
+async def meanwhile(
+    *works: Coroutine[Any, Any, Any], then: Callable[[], Awaitable[Any]] | None = None
+) -> AsyncIterator[None]:
+    """Run them as tasks during the block. They have ended after it, however; `then` comes last."""
     tasks = [asyncio.create_task(work) for work in works]
     try:
         yield
@@ -83,6 +85,8 @@ async def meanwhile(*works: Coroutine[Any, Any, Any]) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if then is not None:
+            await then()
 
 
 @contextlib.contextmanager

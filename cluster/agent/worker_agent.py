@@ -117,6 +117,7 @@ class WorkerAgent:
         self._switched_incarnation = ""  # of an engine that was warm in its role before
         self._suspicion = ""  # why an engine that is up should get no requests
         self._is_stopping = False
+        self._num_drains = 0  # that were begun
         # Creates the worker's agent of another role; None: its role is fixed.
         self.successor: Callable[[str], WorkerAgent] | None = None
         self._next_role: asyncio.Queue[str] = asyncio.Queue()  # has the one that the worker is to have
@@ -279,14 +280,17 @@ class WorkerAgent:
     async def _leave(self, role: str, deadline_s: float | None, give_back_after_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(give_back_after_s or MAX_DURATION_S, lambda: self.hub.update(gives_back=True))
+        own = self._num_drains + 1  # who drains it meanwhile, such as an operator, wants nothing but that
         try:
-            if not await self.drain(deadline_s):
-                raise TimeoutError(f"{self.name} has requests in flight, or was undrained; it takes requests again")
+            if not await self.drain(deadline_s) or self._num_drains != own:
+                raise TimeoutError(
+                    f"{self.name} has requests in flight, or was undrained or drained: it keeps its role"
+                )
             if self._is_stopping:
                 raise RoleChangeRefused(f"worker {self.name} is stopping")
         except BaseException:  # also if the caller has gone: nobody else would undrain it
             self.hub.update(gives_back=False)
-            if not self._is_stopping:
+            if not self._is_stopping and self._num_drains == own:
                 self.undrain()
             raise
         finally:
@@ -299,6 +303,7 @@ class WorkerAgent:
         The worker stays drained, whichever engine it runs, until `undrain`, which also ends the wait.
         """
         log.info("draining")
+        self._num_drains += 1
         self.hub.update(draining=True)
         self._changed.set()
         deadline = time.monotonic() + (self.config.drain_timeout_of(self.name) if deadline_s is None else deadline_s)

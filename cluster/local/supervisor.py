@@ -27,7 +27,6 @@ from cluster.local.ports import check_free, with_ports
 from cluster.local.process_watch import ProcessWatch
 from cluster.local.running import recorded
 from process.addresses import host_and_port
-from process.certificates.contexts import make_pinned_context
 from process.certificates.identity import ROUTER, TRAINER
 from process.lifetime import end_processes, how_ended, kill_group, stop_signal
 
@@ -36,6 +35,7 @@ _RESTART_S = 1.0
 _STOP_GRACE_S = 15.0  # after the drain
 _READY_TIMEOUT_S = 600.0  # for all processes, or longer if an engine may:
 _WARM_TIMEOUT_S = 120.0  # after an engine's start, until its pairs are warm
+_PAGE_TIMEOUT = aiohttp.ClientTimeout(total=5)  # of status pages
 
 
 class LocalCluster:
@@ -170,12 +170,6 @@ class LocalCluster:
         """What a killed agent's engine has left behind: its agent, which would remove it, has gone as well."""
         return shared_memory.abandoned(shared_memory.segments() - self._segments_before)
 
-    def _session(self) -> aiohttp.ClientSession:
-        """For the status pages of the processes."""
-        tls = self.config.router.tls
-        connector = aiohttp.TCPConnector(ssl=True if tls is None else make_pinned_context(tls.certificate))
-        return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), connector=connector)
-
     async def _end_what_hangs(self) -> None:
         urls = {name: f"{self._page_url(name)}/health" for name in ("router", *self.config.workers)}
 
@@ -183,14 +177,14 @@ class LocalCluster:
             process = self._processes.get(name)
             return None if process is None or process.returncode is not None else process.pid
 
-        async with self._session() as session:
+        async with aiohttp.ClientSession(timeout=_PAGE_TIMEOUT) as session:
             await ProcessWatch(session, urls, pid_of, self._report).run()
 
     async def _wait_until_ready(self) -> None:
         started_at = time.monotonic()
         timeout_s = ready_timeout_s(self.config)
         seen: dict[str, str] = {}
-        async with self._session() as session:
+        async with aiohttp.ClientSession(timeout=_PAGE_TIMEOUT) as session:
             while time.monotonic() - started_at < timeout_s:
                 for name in ("router", *self.config.workers):
                     status = await _status_of(session, f"{self._page_url(name)}/ready")
@@ -209,9 +203,9 @@ class LocalCluster:
         )
 
     def _page_url(self, name: str) -> str:
-        """Where a process serves its status pages."""
+        """Where a process serves its status pages, in plain text: no certificate and no client is in the way."""
         if name == "router":
-            return self.url
+            return self.admin_url
         worker = self.config.workers[name]
         return f"http://{host_and_port(worker.host, worker.metrics_port)}"
 

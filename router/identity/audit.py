@@ -3,8 +3,8 @@
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -68,15 +68,13 @@ class AuditLog:
         self._minute, self._refused_in_minute = 0, Counter[str | None]()  # by tenant
         self._num_suppressed = 0
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Write events inside the block. At its end, try once more to write what is still queued."""
-        try:
-            async with meanwhile(self._run()):
-                yield
-        finally:
-            while self._waiting and await self._write_batch():
-                pass
+        return meanwhile(self._run(), then=self._write_rest)
+
+    async def _write_rest(self) -> None:
+        while self._waiting and await self._write_batch():
+            pass
 
     def denied(self, scope: MutableMapping[str, Any], principal: Principal | None, error: Exception) -> None:
         """Record the error if it is a denial. Denied changes are recorded by their guard."""

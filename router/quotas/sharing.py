@@ -4,8 +4,8 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from adapters.catalog.quota_leases import GaugeAsk, Leases, RateAsk
 from adapters.errors import AdapterError
@@ -48,14 +48,9 @@ class Sharing:
         self._was_answered = True
         quotas.num_sharing = num_sharing
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Renew leases inside the block, and give all back at its end."""
-        try:
-            async with meanwhile(self._run()):
-                yield
-        finally:
-            await self.renew(gives_back=True)
+        return meanwhile(self._run(), then=lambda: self.renew(gives_back=True))
 
     async def renew(self, *, gives_back: bool = False) -> None:
         """Ask for the leases that are needed now."""

@@ -5,8 +5,8 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 
@@ -38,14 +38,9 @@ class Usage:
         self._written: dict[Subject, int] = {}  # requests of each row, when it was written last
         self._begin_id()
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Write inside the block, and once more at its end."""
-        try:
-            async with meanwhile(self._run()):
-                yield
-        finally:
-            await self.flush()
+        return meanwhile(self._run(), then=self.flush)
 
     async def flush(self) -> bool:
         """Write the rows that have changed. False if that failed; they stay."""

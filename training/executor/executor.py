@@ -148,11 +148,6 @@ class Executor:
                 queue.is_removed = True
                 self._changed.notify_all()
 
-    def has(self, model: str) -> bool:
-        """Also one that is removed after the present command."""
-        with self._changed:
-            return model in self._queues
-
     @property
     def tenants(self) -> dict[str, str]:
         """By model, also of those that are removed after the present command."""
@@ -215,7 +210,7 @@ class Executor:
     def _run(self) -> None:
         try:
             while (queue := self._chosen()) is not None:
-                self._compute(queue)
+                (self._remove if queue.is_removed else self._compute)(queue)
         except Exception:  # of the log: what was not told is computed again after a start
             log.exception("the executor has ended")
         finally:
@@ -228,11 +223,11 @@ class Executor:
             self._attached = None
 
     def _chosen(self) -> _Queue | None:
-        """The queue whose turn it is; None: stop."""
+        """The queue whose turn it is, or that is to be removed; None: stop."""
         with self._changed:
             while not self._is_stopping:
-                for removed in [each for each in self._queues.values() if each.is_removed]:
-                    self._remove(removed)
+                if removed := next((each for each in self._queues.values() if each.is_removed), None):
+                    return removed
                 ready = [each for each in self._queues.values() if each.next in each.waiting and not each.is_held]
                 tenants = dict.fromkeys(each.tenant for each in sorted(ready, key=lambda each: each.served))
                 if (tenant := self._turns.first(tenants)) is not None:
@@ -249,10 +244,12 @@ class Executor:
             return self._turns.wait_s(tenant)
 
     def _remove(self, queue: _Queue) -> None:
-        del self._queues[queue.model]
-        shutil.rmtree(self.snapshot_of(queue.model), ignore_errors=True)
+        shutil.rmtree(self.snapshot_of(queue.model), ignore_errors=True)  # which takes long
         if self._attached is not None and self._attached[0] is queue.learner:
             self._detach()
+        queue.learner = None  # `_run` has the queue until there is another
+        with self._changed:
+            del self._queues[queue.model]
 
     def _compute(self, queue: _Queue) -> None:
         seq, began_at = queue.next, time.monotonic()

@@ -60,8 +60,8 @@ log = logging.getLogger(__name__)
 class ServiceOptions:
     base_name: str  # of the model, at the router
     folder: Path  # of the log, checkpoints and snapshots
-    router: str | None = None  # its URL
-    secret: str | None = field(default=None, repr=False)  # by which the router knows this trainer
+    router: str  # its URL
+    secret: str = field(repr=False)  # by which the router knows this trainer
     status_at: tuple[str, int] | None = None  # where /metrics, /health and /ready are
     executor: ExecutorOptions = field(default_factory=ExecutorOptions)
     max_rank: int = 64
@@ -264,8 +264,8 @@ class Service:
 
     async def _capabilities(self, _request: Request, _caller: Caller) -> Any:
         name, row_tokens = self._model_name, self._options.executor.row_tokens
-        found = {"model_name": name, "max_context_length": row_tokens, "trainable": True}
-        return {"supported_models": [{**found, "sampleable": self._options.router is not None}]}
+        found = {"model_name": name, "max_context_length": row_tokens, "trainable": True, "sampleable": True}
+        return {"supported_models": [found]}
 
     async def _runs(self, request: Request, caller: Caller) -> Any:
         return self._models.runs(caller.tenant, *_page_of(request, 20))
@@ -304,7 +304,7 @@ class Service:
         return Response(status_code=204)
 
     async def _list_models(self, _request: Request, _caller: Caller) -> Any:
-        return {"models": self._models.described()}
+        return {"models": await self._models.described()}
 
     async def _stop_model(self, request: Request, _caller: Caller) -> Any:
         await self._models.stop(request.path_params["model"])

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -270,10 +271,7 @@ class Commands:
         return found
 
     def finish(self, model: str, seq: int, outcome: Outcome, made: Record | None = None) -> None:
-        """Log the outcome, with what the client is told of it, and wake those that wait.
-
-        While the disk is full it waits: what was computed is not lost.
-        """
+        """Log the outcome, with what the client is told of it, and wake those that wait."""
         if (live := self.models.get(model)) is None:  # removed meanwhile
             return
         number, operation = live.present
@@ -293,15 +291,18 @@ class Commands:
         live.count(operation, outcome)
         is_export = isinstance(operation, Export)  # whose push ends it
         self.metrics.finished(operation, outcome, None if is_export else time.monotonic() - live.begun_s)
+        self.log(partial(self.journal.finish, model, seq, outcome, made))
+        self._loop.call_soon_threadsafe(self._wake, live, seq)
+
+    def log(self, write: Callable[[], None]) -> None:
+        """While the disk is full it waits: what was computed is not lost."""
         while True:
             try:
-                self.journal.finish(model, seq, outcome, made)
-                break
+                return write()
             except sqlite3.OperationalError as error:
                 log.error("the log cannot be written", extra={"fields": {"error": str(error)}})
                 if self._stopping.wait(_DISK_S):
                     raise
-        self._loop.call_soon_threadsafe(self._wake, live, seq)
 
     def _wake(self, live: LiveModel, seq: int) -> None:
         live.making.pop(seq, None)

@@ -134,10 +134,12 @@ class Journal:
         return msgspec.msgpack.decode(found[0][0], type=kind) if found else None
 
     def all(self, kind: type[R], tenant: str | None = None) -> list[R]:
-        """`tenant`: whose; None: everybody's."""
-        text = "SELECT value FROM records WHERE kind = ? AND tenant = COALESCE(?, tenant) ORDER BY rowid"
-        rows = self._read(text, kind.__name__, tenant)
-        return [msgspec.msgpack.decode(value, type=kind) for (value,) in rows]
+        """`tenant`: whose; None: everybody's, read tenant by tenant, so that nobody waits for all of it."""
+        text, name, whose = "SELECT rowid, value FROM records WHERE kind = ? AND tenant = ?", kind.__name__, [(tenant,)]
+        if tenant is None:
+            whose = self._read("SELECT DISTINCT tenant FROM records WHERE kind = ?", name)
+        rows = [row for (each,) in whose for row in self._read(text, name, each)]
+        return [msgspec.msgpack.decode(value, type=kind) for _, value in sorted(rows)]
 
     def tenants(self) -> set[str]:
         """Who has records, by lasting names."""
@@ -151,14 +153,12 @@ class Journal:
         """Rows of a table; of records, those of a kind."""
         return self._read(f"SELECT COUNT(*) FROM {table}" + (f" WHERE kind = '{kind.__name__}'" if kind else ""))[0][0]
 
-    def change(self, kind: type[Record], id: str, **fields: Any) -> None:
+    def change(self, kind: type[R], id: str, **fields: Any) -> None:
         """Nothing if it is gone."""
-        with self._lock, self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            text, key = "SELECT value FROM records WHERE kind = ? AND id = ?", (kind.__name__, id)
-            if found := self._database.execute(text, key).fetchone():
-                value = encode(replace(msgspec.msgpack.decode(found[0], type=kind), **fields))
-                self._database.execute("UPDATE records SET value = ? WHERE kind = ? AND id = ?", (value, *key))
+        with self._lock:
+            if found := self.get(kind, id):
+                values = encode(replace(found, **fields)), kind.__name__, id
+                self._database.execute("UPDATE records SET value = ? WHERE kind = ? AND id = ?", values)
 
     def remove(self, record: Record) -> None:
         """Nothing if another one has taken its place."""

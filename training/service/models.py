@@ -168,7 +168,7 @@ class Models:
         async with self._creating:
             self._check_session(tenant, session)
             if model.id not in self._commands.models:
-                if self._commands.executor.has(model.id):  # the next one would take its snapshot for its own
+                if model.id in self._commands.executor.tenants:  # the next one would take its snapshot for its own
                     raise Busy(f"{model.id} is being removed; try again, or choose another model_seq_id")
                 count = sum(each.model.tenant == tenant for each in self._commands.models.values())
                 if count >= _MODELS:
@@ -232,9 +232,10 @@ class Models:
 
     # The operator
 
-    def described(self) -> list[Answer]:
+    async def described(self) -> list[Answer]:
         """All tenants' models, oldest first."""
-        saved = {each.id.split("/")[2]: each.id for each in self._journal.all(Checkpoint)}  # the last of each
+        checkpoints = await asyncio.to_thread(self._journal.all, Checkpoint)
+        saved = {each.id.split("/")[2]: each.id for each in checkpoints}  # the last of each
         return [
             {
                 "model": live.model.id,

@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Each push finishes its command. What sampling sessions had at the router goes with them."""
 
-    def __init__(self, commands: Commands, router: str | None, secret: str | None, done: asyncio.Event) -> None:
+    def __init__(self, commands: Commands, router: str, secret: str, done: asyncio.Event) -> None:
         """`secret`: with which the router knows this trainer, since clients' keys end before their sessions do.
 
         `done` is set after each push.
@@ -101,10 +102,9 @@ class Publisher:
     async def _remove(self, pushed: Pushed) -> bool:
         """False: not now."""
         try:
-            if self._router is not None:
-                headers = {} if self._secret is None else headers_of_router(self._secret, name_of(pushed.tenant), None)
-                target = PushTarget(self._router, pushed.adapter, alias=pushed.alias, headers=headers)
-                await asyncio.to_thread(target.remove_alias)
+            headers = headers_of_router(self._secret, name_of(pushed.tenant), None)
+            target = PushTarget(self._router, pushed.adapter, alias=pushed.alias, headers=headers)
+            await asyncio.to_thread(target.remove_alias)
         except TrainingError as error:
             fields = {"adapter": pushed.adapter, "alias": pushed.alias, "reason": str(error)}
             log.warning("an alias was not removed", extra={"fields": fields})
@@ -137,8 +137,6 @@ class Publisher:
 
     async def _pushed(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> str:
         """The adapter with its revision. Raises TrainingError."""
-        if self._router is None:
-            raise TrainingError("this trainer was started without a router; there is nothing to sample with")
         default = full_name_of(name_of(model.tenant), "train." + model.id.replace(":train:", "."))
         name = model.spec.adapter or default
         if task.path is not None:
@@ -147,15 +145,15 @@ class Publisher:
             assert task.sampler is not None
             alias = "sampler-" + task.sampler.replace(":sample:", "-")
         key = await self._commands.key_of(model.id, seq)  # another one of the tenant may be allowed less, or more
-        headers = {} if self._secret is None else {TRAINER_HEADER: self._secret}
-        target = PushTarget(self._router, name, key, alias, headers=headers, memory_only=task.path is None)
+        headers, in_memory = {TRAINER_HEADER: self._secret}, task.path is None
+        target = PushTarget(self._router, name, key, alias, headers=headers, memory_only=in_memory)
         async with self._turns:
             running = asyncio.current_task()
             assert running is not None
             self._begun.add(running)
             if task.sampler is not None:  # before it is there: nothing is forgotten by a kill
                 pushed = Pushed(task.sampler, model.tenant, model.id, model.session, name, alias)
-                await asyncio.to_thread(self._commands.journal.put, pushed)
+                await asyncio.to_thread(self._commands.log, partial(self._commands.journal.put, pushed))
             begun_s, result = time.monotonic(), "failed"
             try:
                 answer = await asyncio.to_thread(self._push, target, weights)

@@ -4,7 +4,6 @@ After a restart their ids are answered with a 410, upon which the SDK samples ag
 """
 
 import asyncio
-import json
 import logging
 import math
 from collections import OrderedDict
@@ -12,13 +11,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
+import msgspec
 
 from training.executor.operations import Failure
 from training.service.data.rollouts import Rollouts
 from training.service.errors import Busy, Gone, Refused
 from training.service.journal import Sampler
 from training.service.messages import Sample
-from training.service.wire import samples_body
+from training.service.wire import Samples, samples_body
 
 _IN_FLIGHT = 512  # of a tenant
 _KEPT = 1024  # futures, of a tenant
@@ -32,6 +32,21 @@ Result = bytes | Failure  # a SampleResponse
 log = logging.getLogger(__name__)
 
 
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None]
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[msgspec.Raw]
+
+
 class _Future(NamedTuple):
     tenant: str
     task: asyncio.Task[Result]
@@ -40,7 +55,7 @@ class _Future(NamedTuple):
 class Sampling:
     """`base_name`: of the model, at the router."""
 
-    def __init__(self, router: str | None, base_name: str, context_length: int, rollouts: Rollouts) -> None:
+    def __init__(self, router: str, base_name: str, context_length: int, rollouts: Rollouts) -> None:
         self._router, self._base_name, self._context_length = router, base_name, context_length
         self._rollouts = rollouts
         self._futures: OrderedDict[str, _Future] = OrderedDict()
@@ -108,21 +123,16 @@ class Sampling:
             if of_prompt is None:  # else it was to score a sequence, not to go on from it
                 sampled = [tokens for tokens, _, _ in samples]
                 await asyncio.to_thread(self._rollouts.add, sampler.tenant, request.prompt.tokens, sampled)
-            return samples_body(samples, of_prompt)
+            return await asyncio.to_thread(samples_body, samples, of_prompt)
         except Refused as error:
             return Failure(str(error))
-        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError, msgspec.MsgspecError) as error:
             return Failure(f"the router's answer is none ({type(error).__name__}: {error})"[:300], is_users=False)
         except Exception:
             log.exception("a sample failed")
             return Failure("the trainer's log has the reason", is_users=False)
 
-    async def _answer(
-        self, sampler: Sampler, request: Sample, key: str | None
-    ) -> tuple[list[tuple[Sequence[int], Sequence[float] | None, bool]], list[float] | None]:
-        """The samples, and the log-probabilities of the prompt if they are asked for: NaN where there is none."""
-        if self._router is None:
-            raise Refused("this trainer was started without a router; there is nothing to sample with")
+    async def _answer(self, sampler: Sampler, request: Sample, key: str | None) -> tuple[Samples, list[float] | None]:
         if self._session is None:
             unlimited = aiohttp.TCPConnector(limit=0)  # `start` limits each tenant
             self._session = aiohttp.ClientSession(connector=unlimited, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
@@ -134,9 +144,8 @@ class Sampling:
                 raw += part
                 if len(raw) > _MAX_ANSWER_BYTES:
                     raise Refused("the samples are too many bytes; ask for fewer at a time")
-            body = json.loads(raw)
             if answer.status != 200:
-                error = body.get("error") or {}
+                error = msgspec.json.decode(raw, type=dict[str, Any]).get("error") or {}
                 what = f"{answer.status} {error.get('code')}: {error.get('message')}"[:300]
                 if answer.status < 500 and answer.status != 429:
                     raise Refused(f"the router refuses: {what}")
@@ -144,20 +153,7 @@ class Sampling:
             found = answer.headers.get(_REVISION)
             if sampler.adapter is not None and found != sampler.adapter.rpartition("@")[2]:
                 raise ValueError(f"{found} has answered, not {sampler.adapter}")
-        samples, of_prompt, length = [], None, len(request.prompt.tokens)
-        for choice in sorted(body["choices"], key=lambda each: each["index"]):
-            tokens = choice["token_ids"]
-            logprobs = choice["logprobs"]["token_logprobs"] if request.sampling_params.temperature == 1 else None
-            if request.prompt_logprobs and logprobs is not None:
-                first = length - (request.prompt_logprobs_last_n or length)
-                of_prompt = [math.nan] * first + [math.nan if each is None else each for each in logprobs[first:length]]
-                logprobs = logprobs[length:]
-            if logprobs is not None and len(logprobs) != len(tokens):
-                raise ValueError(f"{len(logprobs)} log-probabilities for {len(tokens)} tokens")
-            samples.append((tokens, logprobs, choice["finish_reason"] == "stop"))
-        if len(samples) != request.num_samples:
-            raise ValueError(f"{len(samples)} samples, not {request.num_samples}")
-        return samples, of_prompt
+        return await asyncio.to_thread(_read, raw, request)
 
     def _body(self, sampler: Sampler, request: Sample) -> dict[str, Any]:
         """Of /v1/completions. Engines scale log-probabilities at other temperatures than 1: then there are none."""
@@ -191,6 +187,28 @@ class Sampling:
             kind = "stop_token_ids" if isinstance(params.stop[0], int) else "stop"
             body[kind] = params.stop
         return body
+
+
+def _read(raw: bytearray, request: Sample) -> tuple[Samples, list[float] | None]:
+    """With the log-probabilities of the prompt if they are asked for, NaN where there is none.
+
+    Decodes in parts, each of which holds the other threads up: all fields of many samples would take a second.
+    """
+    samples, of_prompt, length = [], None, len(request.prompt.tokens)
+    choices = [msgspec.json.decode(each, type=_Choice) for each in msgspec.json.decode(raw, type=_Answer).choices]
+    for choice in sorted(choices, key=lambda each: each.index):
+        given = choice.logprobs.token_logprobs if choice.logprobs else []
+        logprobs = given if request.sampling_params.temperature == 1 else None
+        if request.prompt_logprobs and logprobs is not None:
+            first = length - (request.prompt_logprobs_last_n or length)
+            of_prompt = [math.nan] * first + [math.nan if each is None else each for each in logprobs[first:length]]
+            logprobs = logprobs[length:]
+        if logprobs is not None and len(logprobs) != len(choice.token_ids):
+            raise ValueError(f"{len(logprobs)} log-probabilities for {len(choice.token_ids)} tokens")
+        samples.append((choice.token_ids, logprobs, choice.finish_reason == "stop"))
+    if len(samples) != request.num_samples:
+        raise ValueError(f"{len(samples)} samples, not {request.num_samples}")
+    return samples, of_prompt
 
 
 def _check_scores(sampler: Sampler, request: Sample) -> None:

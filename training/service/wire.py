@@ -20,6 +20,9 @@ _MAX_WINDOW_BYTES = MAX_BODY_BYTES  # memory that zstd takes
 _MAX_PARTS = 2**18  # of a body: fields, and those of its data
 _BODY_TIMEOUT_S = 60.0
 
+# (tokens, log-probabilities if there are any, whether it ended by itself)
+Samples = Sequence[tuple[Sequence[int], Sequence[float | None] | None, bool]]
+
 
 async def body_of(request: Request, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Raises TooLarge and Refused."""
@@ -121,13 +124,8 @@ def scored_body(scored: Scored) -> bytes:
     ).SerializeToString()
 
 
-def samples_body(
-    sequences: Sequence[tuple[Sequence[int], Sequence[float] | None, bool]], of_prompt: Sequence[float] | None = None
-) -> bytes:
-    """A SampleResponse of (tokens, log-probabilities if there are any, whether it ended by itself).
-
-    `of_prompt`: log-probabilities of the prompt's tokens, if they were asked for.
-    """
+def samples_body(sequences: Samples, of_prompt: Sequence[float] | None = None) -> bytes:
+    """A SampleResponse. `of_prompt`: log-probabilities of the prompt's tokens, if they were asked for."""
     response = pb.SampleResponse(
         prompt_logprobs=None if of_prompt is None else np.array(of_prompt, np.float32).tobytes()
     )

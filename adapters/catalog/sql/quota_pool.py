@@ -45,10 +45,10 @@ def _lease(connection: Connection, member: str, rates: Sequence[RateAsk], gauges
 
 
 def _join(connection: Connection, member: str, now: float) -> int:
-    gone = select(quota_members.c.member).where(quota_members.c.seen_at < now - MEMBER_S)
+    is_gone = ~quota_members.c.seen_at.between(now - MEMBER_S, now + MEMBER_S)  # or the clock was set back since
+    gone = select(quota_members.c.member).where(is_gone)
     connection.execute(delete(quota_holdings).where(quota_holdings.c.member.in_(gone)))
-    stale = (quota_members.c.seen_at < now - MEMBER_S) | (quota_members.c.member == member)
-    connection.execute(delete(quota_members).where(stale))
+    connection.execute(delete(quota_members).where(is_gone | (quota_members.c.member == member)))
     connection.execute(insert(quota_members), {"member": member, "seen_at": now})
     return connection.execute(select(func.count()).select_from(quota_members)).scalar_one()
 

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from support.clusters.certificates import authority, issued
+from support.clusters.certificates import authority, issued, make_pinned_context
 from support.clusters.running_cluster import RunningCluster
 from support.logged_process import logged_process
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
@@ -35,7 +35,6 @@ from cluster.config.schema import ClusterConfig
 from cluster.config.workers import ENGINE_METRICS_PATH
 from cluster.control import control_pb2 as pb
 from observability import registry
-from process.certificates.contexts import make_pinned_context
 from process.free_ports import free_port
 from training.runs.base import load_base
 

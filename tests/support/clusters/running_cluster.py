@@ -16,6 +16,7 @@ import grpc
 import httpx
 import psutil
 import yaml
+from support.clusters.certificates import make_pinned_context
 from support.engines.running_engine import START_TIMEOUT_S
 from support.logged_process import logged_process
 from support.waiting import wait_until
@@ -25,7 +26,6 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.transport import Transport
 from cluster.local.ports import with_ports
-from process.certificates.contexts import make_pinned_context
 
 CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
 ENGINE = {

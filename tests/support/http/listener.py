@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from support.clusters.certificates import authority, issued
+from support.clusters.certificates import authority, issued, make_pinned_context
 from support.clusters.configs import config_of
 from support.waiting import until
 
-from process.certificates.contexts import make_pinned_context
 from router.http.client_connection import SCOPE_KEY
 from router.http.connections import ClientConnections, ConnectionLimits
 from router.server import RouterServer, client_tls, uvicorn_config

@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 import openai
 import uvicorn
+from support.clusters.certificates import make_pinned_context
 from support.constants import with_constants
 from support.router_stand_ins import adapters as adapters_of_tests
 from support.router_stand_ins.adapters import DIRECTORIES, FINGERPRINT, MODEL, REVISION_ID, VOCABULARY, managed_adapters
@@ -26,7 +27,7 @@ from cluster.config.router import RouterConfig
 from cluster.config.schema import AdapterConfig, RoleChangeMode
 from cluster.control.transport import Transport
 from cluster.discovery.source import StaticList, WorkerSource
-from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
+from process.certificates.contexts import Following, make_server_context, server_context
 from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing
 from router.api.training import TrainerAddress

@@ -77,17 +77,16 @@ def served(app: Any) -> Iterator[str]:
 def make_service(
     base: LoadedBase,
     folder: Path,
-    router: str | None = None,
+    router: str = "http://127.0.0.1:9",  # nobody is there
     name: str = "demo",
     identities: Identities | None = None,
     share_of: Callable[[str], Share] = lambda _tenant: Share(),
-    secret: str | None = SECRET,
     status_at: tuple[str, int] | None = None,
     **executor: Any,
 ) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    found = ServiceOptions(name, folder, router, secret, status_at, options, share_of=share_of)
+    found = ServiceOptions(name, folder, router, SECRET, status_at, options, share_of=share_of)
     return Service(base, identities or TenantKeys(), found)
 
 

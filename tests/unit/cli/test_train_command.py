@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.commands import Prelude
+from support.held_calls import failing
 from support.training.small_runs import make_model, preference_rows, sft_rows, write_jsonl
 from support.training.training_models import scramble
 
@@ -227,10 +228,7 @@ def test_a_router_that_takes_no_push_is_found_before_training(model: Path, rows:
 def test_a_last_push_that_fails_is_a_failure(
     model: Path, rows: Path, tmp_path: Path, train: Prelude, monkeypatch: pytest.MonkeyPatch
 ):
-    def push(target: PushTarget, folder: Path) -> dict:
-        raise PushFailed("no room")
-
-    monkeypatch.setattr(PushTarget, "push", push)
+    failing(monkeypatch, PushTarget, "push", PushFailed("no room"))
     monkeypatch.setattr(PushTarget, "check", lambda target: None)
     run = ("sft", "--model", model, "--data", rows, "--output", tmp_path / "run", *FEW, "--push", "legal")
     train.refuses(*run, says="step 2 was not pushed: no room")

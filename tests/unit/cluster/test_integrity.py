@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from adapters.store.signing import Signer
 from cluster.config.schema import ClusterConfig
 from cluster.errors import ConfigError
 from cluster.integrity import KEY_VARIABLE, signer_of, trust_of
+from cluster.trainer_key import trainer_key
 
 REVISION = "sha256:" + "1" * 64
 ENVELOPE = Envelope(REVISION, hashlib.sha256(b"tensors").hexdigest(), 7)
@@ -31,7 +33,10 @@ def config_in(folder: Path, host: str = "127.0.0.1", **sections) -> ClusterConfi
     return config.with_default_places(folder / ".prelude")
 
 
-def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
+def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written, fsync = set[int](), os.fsync  # which outlasts a power cut
+    monkeypatch.setattr(os, "fsync", lambda file: written.add(os.fstat(file).st_ino) or fsync(file))
+    trainer_key(tmp_path / "trainer.key")
     config = config_in(tmp_path)
     trust = trust_of(config)  # a worker that starts before the router
     with pytest.raises(AdapterNotTrusted):
@@ -45,6 +50,7 @@ def test_a_cluster_on_one_machine_makes_its_keys_once(tmp_path: Path):
     [signed] = {each.signed(ENVELOPE) for each in found if each is not None}
     keys = tmp_path / ".prelude" / "signing"
     assert sorted(path.name for path in keys.iterdir()) == ["private.pem", "public.pem"]
+    assert {each.stat().st_ino for each in (*keys.iterdir(), keys, keys.parent, tmp_path / "trainer.key")} <= written
     assert (keys / "private.pem").stat().st_mode & 0o777 == 0o600
     assert not [path for path in keys.parent.iterdir() if path.name.startswith(".")]
     trust = trust_of(config)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.adapters.catalog_databases import add, content
+from support.held_calls import failing
 from support.waiting import wait_until
 
 from adapters.catalog.records import AdapterRevision
@@ -220,16 +221,9 @@ def test_without_word_from_the_catalog_nothing_is_kept(catalog, counting):
     assert counting.num_resolved == 2
 
 
-def test_changes_of_other_processes_are_followed_whatever_happens(catalog, database, counting):
+def test_changes_of_other_processes_are_followed_whatever_happens(catalog, database, counting, monkeypatch):
     first, second = add(catalog, "bot", 1), add(catalog, "bot", 2)
-    failures = iter([RuntimeError("a defect"), RuntimeError("again")])
-
-    def fails_twice() -> int:
-        if failure := next(failures, None):
-            raise failure
-        return catalog.last_change()
-
-    counting.last_change = fails_twice
+    failing(monkeypatch, counting, "last_change", RuntimeError("a defect"), times=2)
     other = SqlCatalog(database.url)
     resolver = CachedResolver(counting)
     resolver.start()

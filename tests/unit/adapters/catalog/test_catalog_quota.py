@@ -133,9 +133,10 @@ def test_what_is_in_use_at_a_time(catalog: SqlCatalog, database: CatalogDatabase
     assert "tenant" not in str(database.query("SELECT * FROM quota_holdings"))
 
 
-def test_a_router_that_is_gone_holds_nothing(catalog: SqlCatalog, database: CatalogDatabase):
+@pytest.mark.parametrize("seen_s_ago", [11, -3600])
+def test_a_router_that_is_gone_holds_nothing(catalog: SqlCatalog, database: CatalogDatabase, seen_s_ago: int):
     catalog.quotas.lease("one", [], [GaugeAsk("s", 10, 10, 10)])
-    database.query("UPDATE quota_members SET seen_at = seen_at - 11 RETURNING 1")
+    database.query(f"UPDATE quota_members SET seen_at = seen_at - {seen_s_ago} RETURNING 1")
     leases = catalog.quotas.lease("two", [], [GaugeAsk("s", 10, 0, 10)])
     assert (leases.num_members, leases.gauges) == (1, [10])
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from support.adapters.random_adapters import write_random_lora
 from support.adapters.stored_objects import num_incoming, stored
+from support.held_calls import failing
 
 from adapters import library as library_module
 from adapters.catalog.sql.tenants import CatalogQuota
@@ -127,14 +128,12 @@ def test_a_revision_in_another_dtype_is_a_conflict(library, lora, catalog, base,
 
 
 def test_a_full_disk_says_so(library, lora, monkeypatch, tmp_path):
-    def no_room(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+    no_room = OSError(errno.ENOSPC, "No space left on device")
     library.import_directory("bot", lora(1))
-    monkeypatch.setattr(packing, "write_packed", no_room)
+    failing(monkeypatch, packing, "write_packed", no_room)
     with pytest.raises(StoreFull, match="free or add disk space"):
         library.import_directory("bot", lora(2))
-    monkeypatch.setattr(library_module, "export_packed", no_room)
+    failing(monkeypatch, library_module, "export_packed", no_room)
     with pytest.raises(StoreFull, match=str(tmp_path / "out")):
         library.export("bot", tmp_path / "out")
     assert len(stored(library.store)) == 1

@@ -1,11 +1,11 @@
 """Garbage collection and fsck of a library, beside imports of the same content."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.adapters.catalog_databases import TOMORROW
 from support.adapters.stored_objects import overwrite, stored
+from support.held_calls import Held
 
 from adapters import library as library_module
 from adapters.catalog.sql import SqlCatalog
@@ -160,25 +160,18 @@ def test_fsck_takes_no_bytes_from_under_an_import(library, lora, monkeypatch):
     """The import makes old bytes young after the repair has looked, and writes its row before or after they go."""
     revision_id = left_behind(library, lora)
     delete, imported = AdapterStore.delete, []
-    add_revision = type(library.catalog).add_revision
-    is_at_row, may_write_row = threading.Event(), threading.Event()
-
-    def add_later(*arguments, **options):
-        is_at_row.set()
-        assert may_write_row.wait(120)
-        return add_revision(*arguments, **options)
 
     def delete_after_the_row(store, revision_id):
         delete(store, revision_id)
-        may_write_row.set()
+        at_row.go_on.set()
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(1) as pool:
-        patched.setattr(type(library.catalog), "add_revision", add_later)
+        at_row = Held(patched, type(library.catalog), "add_revision")
         patched.setattr(AdapterStore, "delete", delete_after_the_row)
         # The import may be writing its bytes again when the repair looks for unfinished ones.
         patched.setattr(AdapterStore, "incoming_older_than", lambda _store, _age_s: iter(()))
         importing = pool.submit(library.import_directory, "new", lora(1))
-        assert is_at_row.wait(120)
+        assert at_row.begun.wait(120)
         assert library.fsck(0, repair=True).num_repaired == 1
         imported.append(importing.result(30))
     assert imported[0].revision_id == revision_id

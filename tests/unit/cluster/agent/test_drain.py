@@ -150,7 +150,18 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path):
         call.cancel()  # that router has ended
         await state_where(agent, draining=False, gives_back=False)
         assert agent._next_role.empty()
-        engine.num_running = 0
+        for num_left in (1, 0):  # an operator's drain outlasts a change that fails, or would succeed
+            engine.num_running, num_drains = 1, agent._num_drains
+            changing = asyncio.create_task(change(pb.ROLE_PREFILL, 1 + 29 * (num_left == 0)))
+            await state_where(agent, draining=True)
+            drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
+            await until(lambda before=num_drains: agent._num_drains == before + 2)
+            engine.num_running = num_left
+            assert await changing is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert agent.hub.state.draining
+            engine.num_running = 0
+            assert (await drain).idle
+            await control.Undrain(pb.UndrainRequest())
         assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.OK
         assert agent.hub.state.draining
         assert agent._next_role.get_nowait() == "prefill"

@@ -31,6 +31,7 @@ def test_addresses_have_brackets(tmp_path: Path):
     assert engine_spec(found, "u", tmp_path).url == "http://[::1]:5001"
     cluster = LocalCluster(found, tmp_path)
     assert (cluster.url, cluster.admin_url) == ("http://[::1]:8000", "http://[::1]:9")
+    assert cluster._page_url("router") == cluster.admin_url  # with the certificate for clients it would look hung
 
 
 def test_ports_are_chosen_there(tmp_path: Path):

@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.clusters.certificates import authority, issued
+from support.clusters.certificates import authority, issued, make_pinned_context
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
 
 from process.certificates.authority import Authority
-from process.certificates.contexts import Following, make_pinned_context, make_server_context
+from process.certificates.contexts import Following, make_server_context
 from process.certificates.files import CertificateFiles
 
 BODY = {"model": "base", "prompt": "x", "stream": True, "max_tokens": 3}

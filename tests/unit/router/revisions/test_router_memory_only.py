@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.held_calls import failing
 from support.router_stand_ins import BASE, EVERYWHERE_ID, TEMPLATE, ClusterStandIn, until
 from support.routers.management_calls import (
     answered_by,
@@ -177,12 +178,8 @@ class TestPush:
         await push(cluster, tmp_path, 3, name="deleted")
         assert worker.kept == {kept}  # which another adapter has
 
-        library = cluster.adapters._library
-
-        def unknown(*_: Any, **__: Any) -> None:
-            raise CatalogUnavailable("broke during a commit")
-
-        monkeypatch.setattr(type(library.catalog), "add_revision", unknown)
+        catalog = type(cluster.adapters._library.catalog)
+        failing(monkeypatch, catalog, "add_revision", CatalogUnavailable("broke during a commit"))
         assert (await push(cluster, tmp_path, 4))[0] == 503
         assert worker.kept == {kept, id_of(tmp_path, 4)}
         assert await answered_by(cluster, "bot") == kept

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.held_calls import failing
 from transformers import PreTrainedModel
 
 from training.errors import MemoryExceeded, OptionInvalid
@@ -79,9 +80,6 @@ def test_tied_embeddings_need_no_head_of_their_own(copied: Path):
 
 
 def test_a_model_that_does_not_fit_is_told(setting, monkeypatch: pytest.MonkeyPatch):
-    def full(_model: PreTrainedModel, _device: str) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-    monkeypatch.setattr(PreTrainedModel, "to", full)
+    failing(monkeypatch, PreTrainedModel, "to", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate it."))
     with pytest.raises(MemoryExceeded, match=r"does not fit into the memory of 'cpu' as float32 \(CUDA out of memory"):
         load_base(setting.model, "float32", "cpu")

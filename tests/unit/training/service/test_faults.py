@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from support.held_calls import Held, failing
 from support.training.trainer import (
     KillableTrainer,
     RawClient,
@@ -45,18 +46,6 @@ def trained(base: LoadedBase, folder: Path) -> tuple[str, list[list[float]]]:
         for seq in STEPS:
             client.result(send(client, model, seq))
         return model, numbers_of(client, model, 7)
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, error: BaseException, times: int = 1) -> None:
-    """The method raises for the first calls."""
-    method, left = getattr(owner, name), [error] * times
-
-    def fail(*arguments: Any, **options: Any) -> Any:
-        if left:
-            raise left.pop()
-        return method(*arguments, **options)
-
-    monkeypatch.setattr(owner, name, fail)
 
 
 def test_a_kill_between_two_renames_of_a_snapshot_loses_nothing(base: LoadedBase, folder: Path, trained: Any):
@@ -186,21 +175,7 @@ def test_an_id_is_given_again_once_nothing_of_the_stopped_model_is_left(
     base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The next model of the id would begin with the snapshot of the one before, and compute none of its commands."""
-    service, is_held, begun, go_on = (
-        make_service(base, folder, snapshot_s=0),
-        False,
-        threading.Event(),
-        threading.Event(),
-    )
-    run = Learner.run
-
-    def held(learner: Learner, *arguments: Any) -> Any:
-        if is_held:
-            begun.set()
-            assert go_on.wait(60)
-        return run(learner, *arguments)
-
-    monkeypatch.setattr(Learner, "run", held)
+    service = make_service(base, folder, snapshot_s=0)
     with served(service.app()) as url:
         client = RawClient(url)
         session = client.session()
@@ -209,9 +184,9 @@ def test_an_id_is_given_again_once_nothing_of_the_stopped_model_is_left(
         client.result(client.forward_backward(model, 2, *data(1)))
         client.result(client.optim_step(model, 3))
         assert numbers_of(client, model, 4) != new
-        is_held = True
+        held = Held(monkeypatch, Learner, "run")
         client.forward_backward(model, 5, *data(1))
-        begun.wait()
+        held.begun.wait()
         loop = service._commands._loop
         asyncio.run_coroutine_threadsafe(service._models.stop(model), loop).result()
 
@@ -221,9 +196,8 @@ def test_an_id_is_given_again_once_nothing_of_the_stopped_model_is_left(
 
         refused = create()
         assert (refused.status_code, "is being removed; try again" in refused.text) == (429, True)
-        is_held = False
-        go_on.set()
-        wait_until(lambda: not service._commands.executor.has(model))
+        held.go_on.set()
+        wait_until(lambda: model not in service._commands.executor.tenants)
         assert client.result(create())["model_id"] == model
         assert numbers_of(client, model, 1) == new
 
@@ -251,8 +225,8 @@ def test_who_reads_the_log_waits_for_no_write(tmp_path: Path):
     journal.close()
 
 
-def test_records_of_one_tenant_are_counted_without_those_of_others(tmp_path: Path):
-    """Clients have them counted at will, and others may have tens of thousands: the event loop would read them all."""
+def test_records_of_one_tenant_are_read_without_those_of_others(tmp_path: Path):
+    """Clients ask for them at will, and others may have tens of thousands: the event loop would read them all."""
     journal, steps = Journal(tmp_path / "commands.db"), 0
 
     def step() -> None:
@@ -262,9 +236,27 @@ def test_records_of_one_tenant_are_counted_without_those_of_others(tmp_path: Pat
     for number in range(200):
         journal.put(Session(f"{number}", "acme" if number else "beta"))
     journal._reader.set_progress_handler(step, 1)
-    assert journal.count(Session, "beta") == 1
+    assert (journal.count(Session, "beta"), journal.all(Session, "beta")) == (1, [Session("0", "beta")])
     assert steps < 100
+    read, parts = journal._read, []
+    journal._read = lambda *asked: parts.append(read(*asked)) or parts[-1]  # type: ignore[method-assign]
+    assert [each.id for each in journal.all(Session)] == [f"{number}" for number in range(200)]
+    assert sorted(map(len, parts)) == [1, 2, 199]
     journal.close()
+
+
+@pytest.mark.parametrize(("owner", "name"), [(shutil, "rmtree"), (Journal, "all")], ids=["deleting", "listing"])
+def test_no_client_waits_for(owner: Any, name: str, base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    service = make_service(base, folder)
+    with served(service.app()) as url:
+        client = RawClient(url)
+        stopped, model = client.model(), client.model(1)
+        held = Held(monkeypatch, owner, name)
+        work: Any = service._models.stop(stopped) if owner is shutil else service._models.described()
+        asyncio.run_coroutine_threadsafe(work, service._commands._loop)
+        assert held.begun.wait(60)
+        assert client.forward_backward(model, 1, *data(1)).status_code == 200
+        held.go_on.set()
 
 
 def test_what_is_deleted_is_not_written_over(tmp_path: Path):

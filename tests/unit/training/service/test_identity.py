@@ -24,8 +24,5 @@ def test_the_router_is_believed(key: str | None):
 def test_nobody_else_is(secret: str):
     with pytest.raises(KeyRefused, match="give clients the router's URL"):
         caller(headers_of_router(secret, "acme", "prelude_key"))
-
-
-def test_a_key_alone_is_no_call_of_the_router():
     with pytest.raises(KeyRefused):
         caller({"x-api-key": "tml-prelude_key", "x-prelude-tenant": "acme"})

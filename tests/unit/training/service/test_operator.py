@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from support.commands import Prelude
+from support.held_calls import Held
 from support.training.trainer import SECRET, RawClient, data, make_service, send, served
 from support.waiting import wait_until
 
@@ -102,7 +103,7 @@ def test_steps_and_tokens_outlive_the_process(base: LoadedBase, folder: Path):
             client.result(client.forward_backward(model, seq, *data(1)))
             client.result(client.optim_step(model, seq + 1))
             seq += 2
-            [found] = service._models.described()
+            [found] = asyncio.run(service._models.described())
             counted.append((found["steps"], found["tokens"]))
     assert counted == [(1, 11), (2, 22), (3, 33)]
 
@@ -213,23 +214,15 @@ def test_what_is_being_computed_is_waited_for(
     trainer: str, delete: Prelude, config: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its checkpoint is in no record, as its model is gone."""
-    saving, may_save, save = threading.Event(), threading.Event(), Learner.save
-
-    def slow(self: Learner, target: Path, *what: Any) -> None:
-        if target.name == "one":
-            saving.set()
-            assert may_save.wait(60)
-        save(self, target, *what)
-
-    monkeypatch.setattr(Learner, "save", slow)
+    saving = Held(monkeypatch, Learner, "save", lambda _, target, *_more: target.name == "one")
     client = client_of(trainer, "acme")
     model = client.model()
     client.post("save_weights", model_id=model, seq_id=1, path="one")
-    assert saving.wait(60)
+    assert saving.begun.wait(60)
     answer = delete.json("--wait", "0.01", status=1)
     assert not answer["nothing_left"]
     assert answer["left"]["trainer"].startswith("left: a command is being computed")
-    may_save.set()
+    saving.go_on.set()
     delete.prints()
     assert [*folder.glob("checkpoints/*"), *folder.glob("snapshots/*")] == []
     calling(config, url="http://127.0.0.1:9")
@@ -274,27 +267,20 @@ def test_the_log_gets_no_command_of_a_model_that_is_gone(
     service: Service, trainer: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its data would stay there until the next start."""
-    reading, may_read, read = threading.Event(), threading.Event(), service_app.pass_of
-
-    def slow(*what: Any) -> Any:
-        reading.set()
-        assert may_read.wait(60)
-        return read(*what)
-
-    monkeypatch.setattr(service_app, "pass_of", slow)
+    reading = Held(monkeypatch, service_app, "pass_of")
     client = client_of(trainer, "acme")
     model = client.model()
     live = service._commands.models[model]
     with ThreadPoolExecutor() as pool:
         sent = [pool.submit(client.forward_backward, model, seq, *data(seq)) for seq in (1, 2)]
-        assert reading.wait(60)
+        assert reading.begun.wait(60)
         wait_until(lambda: len(live.accepting._waiters or ()) == 1)
         removing = {"authorization": f"Bearer {SECRET}"}
         removed = pool.submit(httpx.delete, f"{trainer}/tenants/acme", headers=removing, timeout=60)
         wait_until(lambda: len(live.accepting._waiters or ()) == 2)
         late = pool.submit(client.forward_backward, model, 3, *data(3))
         wait_until(lambda: len(live.accepting._waiters or ()) == 3)
-        may_read.set()
+        reading.go_on.set()
         assert removed.result().status_code in (204, 429)  # the first pass may be computed
         assert [each.result().status_code for each in (*sent, late)] == [200, 200, 404]
     assert tenants_in(service, folder)["commands"] == set()

@@ -5,7 +5,6 @@ A real router over stand-ins of workers; tests/cluster/adapters/test_trained_by_
 
 import asyncio
 import errno
-import mmap
 import os
 import sqlite3
 import threading
@@ -25,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from support.held_calls import Held, failing
 from support.in_thread import in_thread
 from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
 from support.router_stand_ins.engine import NUM_PROMPT_TOKENS, answers
@@ -46,6 +46,7 @@ from training.errors import PushFailed
 from training.runs.base import LoadedBase
 from training.runs.push import PushTarget
 from training.service import app as service_app
+from training.service import commands as service_commands
 from training.service import models as service_models
 from training.service import publishing
 from training.service import sampling as service_sampling
@@ -365,18 +366,18 @@ def test_weights_reach_a_router_that_does_not_see_the_folder(
     assert not any(each.exists() for each in folders)
 
 
-def test_a_full_memory_fails_the_save_and_is_named(new_service: Make, monkeypatch: pytest.MonkeyPatch):
-    def full(self: ServedWeights, mapped: mmap.mmap) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+def test_a_full_memory_fails_the_save_and_a_full_log_delays_it(new_service: Make, monkeypatch: pytest.MonkeyPatch):
     with session_of(new_service()) as (client, session):
         model = client.model(0, session, base_model=MODEL)
-        with monkeypatch.context() as patched:
-            patched.setattr(ServedWeights, "write", full)
-            failed = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
-            assert "cannot be written to /dev/shm (No space left" in client.error(failed)
+        failing(monkeypatch, ServedWeights, "write", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        failed = client.post("save_weights_for_sampler", model_id=model, seq_id=1, path="v1")
+        assert "cannot be written to /dev/shm (No space left" in client.error(failed)
         again = client.post("save_weights_for_sampler", model_id=model, seq_id=2, path="v1")
         assert client.result(again)["path"].endswith("/v1")
+        monkeypatch.setattr(service_commands, "_DISK_S", 0.01)
+        failing(monkeypatch, Journal, "put", sqlite3.OperationalError("database or disk is full"), times=2)
+        saved = client.post("save_weights_for_sampler", model_id=model, seq_id=3, sampling_session_seq_id=0)
+        assert client.result(saved) == {"sampling_session_id": f"{session}:sample:0"}
 
 
 def left_in(cluster: ClusterStandIn) -> list[str]:
@@ -473,7 +474,7 @@ async def test_a_tenant_whose_aliases_cannot_be_removed_holds_up_no_other(
 ):
     """Such as one that has split them. A router that is away is asked a few times only."""
     journal, tried = Journal(tmp_path / "commands.db"), []
-    publisher = Publisher(SimpleNamespace(journal=journal, models={}), "http://127.0.0.1:9", None, asyncio.Event())  # type: ignore[arg-type]
+    publisher = Publisher(SimpleNamespace(journal=journal, models={}), "http://127.0.0.1:9", SECRET, asyncio.Event())  # type: ignore[arg-type]
 
     def remove(target: PushTarget) -> None:
         tried.append(target.name)
@@ -525,15 +526,7 @@ def test_a_kill_between_a_push_and_its_outcome_leaves_nothing_behind(
 def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
     new_service: Make, cluster: ClusterStandIn, monkeypatch: pytest.MonkeyPatch
 ):
-    begun, has_ended, push = threading.Event(), threading.Event(), PushTarget.push
-
-    def push_late(self: PushTarget, folder: Path) -> Any:
-        begun.set()
-        assert has_ended.wait(60)
-        return push(self, folder)
-
-    monkeypatch.setattr(PushTarget, "push", push_late)
-    service = new_service()
+    pushing, service = Held(monkeypatch, PushTarget, "push"), new_service()
     sweeps, sweep = list[float](), service._models.sweep
 
     async def count(now_s: float) -> None:
@@ -544,12 +537,12 @@ def test_a_session_that_ends_during_a_push_leaves_nothing_behind(
     with session_of(service) as (client, session):
         model = sampled(client, session, "bot-1", 0)
         client.post("save_weights_for_sampler", model_id=model, seq_id=1, sampling_session_seq_id=0)
-        assert begun.wait(60)
+        assert pushing.begun.wait(60)
         num_before = len(sweeps)
         client.post(f"sessions/{session}/finish", reason={"type": "success"})
         wait_until(lambda: len(sweeps) > num_before)
         assert [each.id for each in service._journal.all(Model)] == [model]  # its push is on its way
-        has_ended.set()
+        pushing.go_on.set()
         for kind in (Model, Pushed, Sampler):
             wait_until(lambda kind=kind: service._journal.all(kind) == [])
         assert left_in(cluster) == []
@@ -561,9 +554,7 @@ async def test_sessions_outlive_the_keys_of_their_clients(routed: LoadedBase, tm
         key = await keyed.key("acme", {Scope.ADAPTERS_WRITE})
 
         def work() -> None:
-            service = make_service(
-                routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET), secret=SECRET
-            )
+            service = make_service(routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET))
             with served(service.app()) as url:
                 client = RawClient(url, headers=headers_of_router(SECRET, tenant, key))
                 session = client.session()
@@ -607,9 +598,7 @@ async def test_weights_are_pushed_with_the_key_that_asked_for_it(
         keys = [await keyed.key("acme", scopes) for scopes in ({Scope.ADAPTERS_WRITE}, {Scope.INFER})]
 
         def work() -> None:
-            service = make_service(
-                routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET), secret=SECRET
-            )
+            service = make_service(routed, tmp_path / "t", keyed.cluster.url, MODEL, identities=CallsOfRouter(SECRET))
             with served(service.app()) as url:
                 writer, reader = (RawClient(url, headers=headers_of_router(SECRET, "acme#1", key)) for key in keys)
                 for client, other in ((reader, writer), (writer, reader)):
@@ -673,7 +662,9 @@ async def test_a_sample_of_another_revision_is_none():
 
 
 async def test_a_tenant_with_many_samples_takes_nothing_from_others(monkeypatch: pytest.MonkeyPatch):
-    """Neither connections nor results that are not asked for yet."""
+    """Neither connections nor the event loop, nor results that are not asked for yet."""
+    for number, name in enumerate(("_read", "samples_body"), 1):  # which take long
+        asyncio.get_running_loop().call_later(0.1 * number, Held(monkeypatch, service_sampling, name).go_on.set)
     monkeypatch.setattr(service_sampling, "_IN_FLIGHT", 1)
     monkeypatch.setattr(service_sampling, "_KEPT", 2)
     wait = threading.Event()

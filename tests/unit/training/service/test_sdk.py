@@ -171,6 +171,6 @@ def test_policy_losses_begin_with_ratios_of_one(connect: Any, loss: str):
 
 def test_capabilities_name_the_model(connect: Any, url: str):
     [model] = tinker.RestClient(base_url=url, api_key="tml-sdk").get_server_capabilities().result().supported_models
-    assert (model.model_name, model.max_context_length, model.trainable, model.sampleable) == ("demo", 256, True, False)
+    assert (model.model_name, model.max_context_length, model.trainable, model.sampleable) == ("demo", 256, True, True)
     with pytest.raises(tinker.BadRequestError, match="'demo' is served here"):
         connect().create_lora_training_client(base_model="llama", rank=4).result()

@@ -10,6 +10,7 @@ import pytest
 from support.adapters.full_disk import files_of_at_most
 from support.adapters.held_adapters import StoredAdapters, Worker, running_worker, until
 from support.adapters.random_adapters import write_random_lora
+from support.held_calls import failing
 
 from adapters.errors import AdapterIncompatible, AdapterTooLarge
 from adapters.formats import Limits
@@ -179,14 +180,9 @@ async def test_an_eviction_that_fails_unexpectedly_ends(
 ):
     a = stored.ids[0]
     await worker.load(a)
-
-    async def unload(*_: object) -> None:
-        raise KeyError("success")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(worker.residency._host._engine, "unload_adapter", unload)
-        with pytest.raises(KeyError):
-            await worker.residency.evict(a, from_disk=False)
+    failing(monkeypatch, worker.residency._host._engine, "unload_adapter", KeyError("success"))
+    with pytest.raises(KeyError):
+        await worker.residency.evict(a, from_disk=False)
     assert worker.hub.resident == set()  # unknown, so not resident
     await worker.residency.ensure(a, 5)
     assert worker.hub.resident == {a}
