@@ -279,14 +279,15 @@ class WorkerAgent:
     async def _leave(self, role: str, deadline_s: float | None, give_back_after_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(give_back_after_s or MAX_DURATION_S, lambda: self.hub.update(gives_back=True))
+        was_drained = self.hub.state.draining
         try:
             if not await self.drain(deadline_s):
-                raise TimeoutError(f"{self.name} has requests in flight, or was undrained; it takes requests again")
+                raise TimeoutError(f"{self.name} has requests in flight, or was undrained; it keeps its role")
             if self._is_stopping:
                 raise RoleChangeRefused(f"worker {self.name} is stopping")
         except BaseException:  # also if the caller has gone: nobody else would undrain it
             self.hub.update(gives_back=False)
-            if not self._is_stopping:
+            if not self._is_stopping and not was_drained:
                 self.undrain()
             raise
         finally:

@@ -150,6 +150,9 @@ async def test_a_worker_leaves_for_another_role_once_it_is_idle(tmp_path: Path):
         call.cancel()  # that router has ended
         await state_where(agent, draining=False, gives_back=False)
         assert agent._next_role.empty()
+        await control.Drain(pb.DrainRequest(deadline_s=0.1))
+        assert await change(pb.ROLE_PREFILL, 0.2) is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert agent.hub.state.draining  # as before
         engine.num_running = 0
         assert await change(pb.ROLE_PREFILL) is grpc.StatusCode.OK
         assert agent.hub.state.draining
