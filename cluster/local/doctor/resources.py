@@ -101,5 +101,12 @@ def ports(config: ClusterConfig | None) -> Iterator[Finding]:
         )
 
 
+def adapters(config: ClusterConfig | None) -> Iterator[Finding]:
+    """Whether cluster.yaml's adapters are there. One that was imported is served without its folder, too."""
+    for name, adapter in config.adapters.items() if config else ():
+        if not adapter.path.is_dir():
+            yield warning(f"adapters.{name}.path: there is no folder {adapter.path}", "correct it, or remove the entry")
+
+
 def _shown(value: int) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else str(value)
