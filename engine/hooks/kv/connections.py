@@ -1,9 +1,12 @@
 """Bodies of the hooks into connections of ranks: for KV and for messages, made again; and NIXL's progress thread."""
 
+import contextlib
 import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from engine.hooks.hook import module_with
 from engine.hooks.report import DEVICE_VARIABLE
@@ -70,6 +73,29 @@ def connect_until_it_works(original, manager, endpoint, is_ipv6=False):
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_AT_MOST_MS)
             socket.connect(endpoint)
         return socket
+
+
+def has_ended(info) -> bool:
+    """Whether the connection to a prefill rank has broken."""
+    import zmq
+    from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+
+    socket, lock = CommonKVReceiver._connect_to_bootstrap_server(info)
+    with lock, contextlib.suppress(zmq.ZMQError):  # another thread has closed it
+        return bool(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED).poll(0))
+    return False
+
+
+def forget_prefill_engines(manager, is_gone: Callable[[dict[str, Any]], bool] = has_ended) -> None:
+    """Let a decode engine forget prefill engines of which a rank is gone: their rooms fail, later ones find the next.
+
+    SGLang forgets one whose three heartbeats in a row have failed. One that is started again sooner answers them.
+    """
+    with manager.connection_lock:
+        known = list(manager.connection_pool.items())
+    for key, infos in known:
+        if any(map(is_gone, infos)):
+            manager._handle_node_failure(key.rsplit("_", 3)[0])  # the key ends in three ranks
 
 
 def patient(bindings):

@@ -30,7 +30,6 @@ from engine.arguments import environment
 from engine.errors import EngineError
 from engine.hooks.kv.peers import FOUND_PEERS_VARIABLE, write_found_peers
 from engine.supervisor import EngineSnapshot, EngineStatus, EngineSupervisor
-from prefill_worker import agent as agent_of_prefill
 from prefill_worker.agent import PrefillAgent
 from prefill_worker.warm_up import WARM_UP_REQUESTS
 from process.free_ports import free_port
@@ -133,23 +132,6 @@ async def test_a_pair_with_a_full_decode_engine_is_not_waited_for(config: Cluste
             assert [pair.decode_name for pair in agent.hub.state.warm_pairs] == ["d0"]
             full.may_answer.set()
             await until(lambda: len(agent.hub.state.warm_pairs) == 2)
-
-
-async def test_the_first_try_between_used_engines_is_short(
-    config: ClusterConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """The decode engine may wait for an earlier engine of this worker, until a failure."""
-    monkeypatch.setattr(agent_of_prefill, "FIRST_TRY_S", 0.1)
-    async with Engine().served() as own, Engine(is_sick=True).served() as theirs:
-        agent, peer = PrefillAgent(config, "p0", tmp_path / "scratch"), Peer("d0", theirs.url)
-        peer.hub.update(ready=True)
-        async with running(agent, own, peer):
-            await until(lambda: len(theirs.aborted) == 1)
-            await until(lambda: len(theirs.completions) == 2)  # this one has more time
-            await asyncio.sleep(0.3)
-            assert len(theirs.aborted) == 1
-            theirs.may_answer.set()
-            await state_where(agent, ready=True)
 
 
 async def test_an_engine_that_restarts_while_a_pair_is_warmed_is_warmed_anew(config: ClusterConfig, tmp_path: Path):
