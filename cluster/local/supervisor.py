@@ -21,7 +21,7 @@ from cluster.errors import StartError
 from cluster.host_memory import check_host_bytes
 from cluster.local import shared_memory
 from cluster.local.doctor.finding import Level
-from cluster.local.doctor.report import ADAPTERS, quick_findings
+from cluster.local.doctor.report import quick_findings
 from cluster.local.gpus import with_host_gpus
 from cluster.local.ports import check_free, with_ports
 from cluster.local.process_watch import ProcessWatch
@@ -116,7 +116,7 @@ class LocalCluster:
         if wrong := [f"{each.text} -> {each.remedy}" for each in findings if each.level is Level.ERROR]:
             raise StartError("\n".join(wrong))
         for each in findings:
-            if each.topic == ADAPTERS:
+            if each.topic == "adapters":
                 self._report(f"{each.text} -> {each.remedy}")
 
     def _make_logs(self) -> None:

@@ -5,7 +5,7 @@ import resource
 from collections.abc import Iterator
 
 from cluster.config.schema import ClusterConfig
-from cluster.errors import StartError
+from cluster.errors import ConfigError, StartError
 from cluster.host_memory import available_bytes, check_host_bytes, gib, holders_of
 from cluster.local.doctor.finding import Finding, error, ok, warning
 from cluster.local.doctor.host import Host
@@ -93,7 +93,7 @@ def ports(config: ClusterConfig | None) -> Iterator[Finding]:
         return
     try:
         check_free(config)
-    except StartError as failure:
+    except ConfigError as failure:
         yield warning(str(failure), "another process has it, or this cluster runs already: `ss -ltnp` shows which")
     else:
         yield ok(
