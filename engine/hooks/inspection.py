@@ -64,10 +64,7 @@ _prefilling: dict[int, tuple[Any, int]] = {}
 
 
 def live(_result, scheduler, _received):
-    """Count a pass of the scheduler's loop. Every second, ask the parts that sleep until they get a message.
-
-    A decode engine then forgets the prefill engines that have ended.
-    """
+    """Count a pass of the scheduler's loop. Every second, ask parts that sleep, and forget ended prefill engines."""
     global _asked_at
     rank = _rank()
     _own_vitals(f"scheduler-{rank}").live()

@@ -5,8 +5,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from engine.hooks.hook import module_with
 from engine.hooks.report import DEVICE_VARIABLE
@@ -75,18 +73,20 @@ def connect_until_it_works(original, manager, endpoint, is_ipv6=False):
         return socket
 
 
-def has_ended(info) -> bool:
-    """Whether the connection to a prefill rank has broken."""
+def has_ended(info):
+    """Whether the connection to a prefill rank has broken. For the scheduler's thread, which makes and uses it."""
     import zmq
     from sglang.srt.disaggregation.common.conn import CommonKVReceiver
+    from sglang.srt.utils.network import NetworkAddress
 
-    socket, lock = CommonKVReceiver._connect_to_bootstrap_server(info)
-    with lock, contextlib.suppress(zmq.ZMQError):  # another thread has closed it
+    endpoint = NetworkAddress(info["rank_ip"], int(info["rank_port"])).to_tcp()
+    with CommonKVReceiver._global_lock, contextlib.suppress(KeyError, zmq.ZMQError):  # none, or no monitor
+        socket = CommonKVReceiver._socket_cache[endpoint]
         return bool(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED).poll(0))
     return False
 
 
-def forget_prefill_engines(manager, is_gone: Callable[[dict[str, Any]], bool] = has_ended) -> None:
+def forget_prefill_engines(manager, is_gone=has_ended):
     """Let a decode engine forget prefill engines of which a rank is gone: their rooms fail, later ones find the next.
 
     SGLang forgets one whose three heartbeats in a row have failed. One that is started again sooner answers them.

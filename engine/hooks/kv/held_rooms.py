@@ -5,7 +5,6 @@ ended itself. `engine.arguments` switches SGLang's time limit off, which frees t
 keeps them while NIXL may read them.
 """
 
-import functools
 import logging
 import time
 import weakref
@@ -66,28 +65,25 @@ def _takes_messages(receiver: Any) -> bool:
     return True
 
 
-@functools.cache
-def _writers() -> Writers:
-    return Writers()
+_writers = Writers()
 
 
 def release_what_nobody_writes_to(original, queue):
     """Release the pages of failed rooms; also where the prefill engine has gone and will never answer."""
     if not queue._deferred_releases:
         return
-    writers = _writers()
     for waiting, _since, _deadline, _buffer, num_answers in queue._deferred_releases:
         receiver = waiting.kv_receiver
         if not num_answers:
             continue
-        if writers.have_ended(receiver):
+        if _writers.have_ended(receiver):
             log.warning("KV room %d: its prefill engine has ended", receiver.bootstrap_room)
             for number in range(num_answers):  # ranks that there are not, so that none counts twice
                 receiver.kv_mgr.note_abort_ack(receiver.bootstrap_room, -1 - number, receiver._abort_generation)
         else:
-            writers.ask_again(receiver)
+            _writers.ask_again(receiver)
     original(queue)
-    writers.watch(waiting.kv_receiver for waiting, *_ in queue._deferred_releases)
+    _writers.watch(waiting.kv_receiver for waiting, *_ in queue._deferred_releases)
 
 
 def end_beside_retracted(result, scheduler):

@@ -186,14 +186,6 @@ def test_ports(tmp_path: Path):
     assert found.level is Level.OK
 
 
-def test_adapters_that_are_not_there(tmp_path: Path):
-    (tmp_path / "legal").mkdir()
-    config = cluster(tmp_path, "adapters: {legal: {path: legal}, support: {path: suport}}\n")
-    assert levels(resources.adapters(config)) == [
-        ("warning", f"adapters.support.path: there is no folder {tmp_path / 'suport'}")
-    ]
-
-
 def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert {each.level for each in software.packages(FakeHost(tmp_path), device="cpu")} == {Level.OK}
     found = list(software.packages(FakeHost(tmp_path, SGLANG_PLUGINS="other"), device="cpu"))

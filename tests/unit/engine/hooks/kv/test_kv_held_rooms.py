@@ -118,7 +118,7 @@ class Rooms:
         writers = Writers()
         writers.have_ended = lambda receiver: receiver.bootstrap_room in self.ended
         writers.watch = lambda receivers: self.watched.append(sorted(each.bootstrap_room for each in receivers))
-        monkeypatch.setattr(held_rooms, "_writers", lambda: writers)
+        monkeypatch.setattr(held_rooms, "_writers", writers)
 
     def fail(self, room: int, num_ranks: int) -> Any:
         """Its receiver."""
