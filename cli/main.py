@@ -227,8 +227,11 @@ def _worker(arguments: argparse.Namespace) -> None:
         from cluster.agent.engine_spec import PEER_ROLES, check_socket_paths
         from cluster.agent.worker_agent import run_agent
         from cluster.local.gpus import with_host_gpus
+        from cluster.local.ports import bound_listener
 
-        config = with_host_gpus(config, config.workers[arguments.name].host)
+        worker = config.workers[arguments.name]
+        config = with_host_gpus(config, worker.host)
+        bound_listener(f"workers.{arguments.name}.metrics_port", worker.host, worker.metrics_port).close()
 
         may_change = config.roles_may_change and arguments.role in PEER_ROLES
         for role in PEER_ROLES if may_change else (arguments.role,):

@@ -16,7 +16,7 @@ _chosen: deque[int] = deque(maxlen=1000)
 _claims: deque[socket.socket] = deque(maxlen=200)
 
 
-def unbound_socket(host: str) -> socket.socket:
+def _unbound_socket(host: str) -> socket.socket:
     """A TCP socket for an address of `host`, of IPv4 if it has one. Raises OSError."""
     families = {found[0] for found in socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM)}
     return socket.socket(socket.AF_INET if socket.AF_INET in families else socket.AF_INET6)
@@ -28,7 +28,7 @@ def bound_socket(host: str = "127.0.0.1") -> socket.socket:
     The kernel gives ports from a range of its own to outgoing connections. One of those may be free now and taken when
     a process that is still starting wants it, so the port is from outside of that range where there is room.
     """
-    listener = unbound_socket(host)
+    listener = _unbound_socket(host)
     try:
         first_given = int(_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):  # not Linux
@@ -42,7 +42,7 @@ def bound_socket(host: str = "127.0.0.1") -> socket.socket:
             continue
         if not _claim(port):
             listener.close()
-            listener = unbound_socket(host)
+            listener = _unbound_socket(host)
             continue
         _chosen.append(port)
         return listener

@@ -280,6 +280,7 @@ class WorkerAgent:
     async def _leave(self, role: str, deadline_s: float | None, give_back_after_s: float) -> None:
         loop = asyncio.get_running_loop()
         timer = loop.call_later(give_back_after_s or MAX_DURATION_S, lambda: self.hub.update(gives_back=True))
+        was_drained = self.hub.state.draining
         own = self._num_drains + 1  # who drains it meanwhile, such as an operator, wants nothing but that
         try:
             if not await self.drain(deadline_s) or self._num_drains != own:
@@ -290,7 +291,7 @@ class WorkerAgent:
                 raise RoleChangeRefused(f"worker {self.name} is stopping")
         except BaseException:  # also if the caller has gone: nobody else would undrain it
             self.hub.update(gives_back=False)
-            if not self._is_stopping and self._num_drains == own:
+            if not (self._is_stopping or was_drained) and self._num_drains == own:
                 self.undrain()
             raise
         finally:

@@ -149,7 +149,7 @@ class WorkerControlServicer:
     def ChangeRole(self, request, context):
         """Makes a prefill worker a decode worker, or the reverse. Drains it first, and returns when it is idle: then this agent
         ends, and one with another `agent_id` follows it at the same address. DEADLINE_EXCEEDED: requests are still in flight,
-        and it takes requests again. FAILED_PRECONDITION: it cannot have that role, or is the last one of its own.
+        and it keeps its role. FAILED_PRECONDITION: it cannot have that role, or is the last one of its own.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -10,7 +10,7 @@ from cluster.config.schema import ClusterConfig
 from cluster.config.workers import WorkerConfig
 from cluster.errors import ConfigError, StartError
 from process.addresses import host_and_port
-from process.free_ports import bound_socket, unbound_socket
+from process.free_ports import bound_socket
 
 _PORT_FIELDS = ("control_port", "metrics_port", "engine_port")
 
@@ -48,11 +48,15 @@ def _is_free(host: str, port: int, workers: Iterable[WorkerConfig]) -> bool:
     """True if no worker of the configuration and no process of this machine has the port."""
     if any(port == getattr(worker, field) for worker in workers for field in (*_PORT_FIELDS, "bootstrap_port")):
         return False
-    return _why_not_free(host, port) is None
+    try:
+        bound_listener("", host, port).close()
+    except ConfigError:
+        return False
+    return True
 
 
 def check_free(config: ClusterConfig) -> None:
-    """Raise StartError for the first port of the cluster that is in use on this machine."""
+    """Raise ConfigError for the first port of the cluster that is in use on this machine."""
     router = config.router
     wanted = [("router.port", router.host, router.port), ("router.admin.port", router.admin.host, router.admin_port)]
     if config.trainer is not None:
@@ -66,10 +70,7 @@ def check_free(config: ClusterConfig) -> None:
             if getattr(worker, field)
         ]
     for field, host, port in wanted:
-        if error := _why_not_free(host, port):
-            raise StartError(
-                f"{field}: {host_and_port(host, port)} is not available ({error.strerror}); choose another"
-            ) from error
+        bound_listener(field, host, port).close()
 
 
 def bound_listener(field: str, host: str, port: int) -> socket.socket:
@@ -87,13 +88,3 @@ def bound_listener(field: str, host: str, port: int) -> socket.socket:
         where, why = host_and_port(host, port), getattr(error, "strerror", "no host has such a name")
         raise ConfigError(f"{field}: {where} is not available ({why}); choose another") from error
     return listener
-
-
-def _why_not_free(host: str, port: int) -> OSError | None:
-    try:
-        with unbound_socket(host) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-            listener.bind((host, port))
-    except OSError as error:
-        return error
-    return None

@@ -42,6 +42,7 @@ def quick_findings(config: ClusterConfig | None, host: Host | None = None) -> li
         Probe("shm", lambda: resources.shared_memory(host, config)),
         Probe("limits", lambda: resources.limits(locks_memory=has_rdma)),
         Probe("ports", lambda: resources.ports(config)),
+        Probe("adapters", lambda: resources.adapters(config)),
     ]
     if has_gpus and (config is None or wants_gpus):
         probes.insert(3, Probe("compilers", lambda: devices.compilers(host)))

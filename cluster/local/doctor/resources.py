@@ -5,7 +5,7 @@ import resource
 from collections.abc import Iterator
 
 from cluster.config.schema import ClusterConfig
-from cluster.errors import StartError
+from cluster.errors import ConfigError, StartError
 from cluster.host_memory import available_bytes, check_host_bytes, gib, holders_of
 from cluster.local.doctor.finding import Finding, error, ok, warning
 from cluster.local.doctor.host import Host
@@ -93,12 +93,19 @@ def ports(config: ClusterConfig | None) -> Iterator[Finding]:
         return
     try:
         check_free(config)
-    except StartError as failure:
+    except ConfigError as failure:
         yield warning(str(failure), "another process has it, or this cluster runs already: `ss -ltnp` shows which")
     else:
         yield ok(
             f"the ports of cluster.yaml are free (router: {host_and_port(config.router.host, config.router.port)})"
         )
+
+
+def adapters(config: ClusterConfig | None) -> Iterator[Finding]:
+    """Whether cluster.yaml's adapters are there. One that was imported is served without its folder, too."""
+    for name, adapter in config.adapters.items() if config else ():
+        if not adapter.path.is_dir():
+            yield warning(f"adapters.{name}.path: there is no folder {adapter.path}", "correct it, or remove the entry")
 
 
 def _shown(value: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?$)|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*')  # up to half an escape
 _SPACED = {",": ", ", ":": ": "}
 
 
@@ -89,18 +90,13 @@ def written_arguments(text: str) -> str:
 
 
 def _rewritten(token: str, is_open: bool) -> str:
+    if begin := _STRING.match(token):
+        text = json.dumps(json.loads(f'{begin[0]}"'), ensure_ascii=False)
+        return text if token == f'{begin[0]}"' else text[:-1]
     try:
-        return json.dumps(json.loads(token), ensure_ascii=False) if token[0] == '"' or not is_open else token
+        return token if is_open else json.dumps(json.loads(token), ensure_ascii=False)
     except ValueError:
-        pass
-    if token[0] != '"':
         return token
-    for end in range(len(token), 0, -1):  # without the begin of an escape
-        try:
-            return json.dumps(json.loads(token[:end] + '"'), ensure_ascii=False)[:-1]
-        except ValueError:
-            continue
-    return token
 
 
 def _drained(events: Any) -> Iterator[str]:

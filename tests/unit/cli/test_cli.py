@@ -20,6 +20,7 @@ from cluster.agent import worker_agent
 from cluster.agent.worker_agent import WorkerAgent
 from cluster.local.running import only_one
 from process import log
+from process.free_ports import bound_socket
 
 CLUSTER = """\
 model: {path: ., name: demo}
@@ -57,6 +58,18 @@ def test_a_worker_of_another_role_is_not_run(role: str, agents: list[WorkerAgent
         main([f"{role}-worker", "--name", other])
     assert f"no {role} worker called '{other}'; there is {role[0]}" in capsys.readouterr().err
     assert caught.value.code == 2
+    assert agents == []
+
+
+def test_a_worker_whose_port_is_taken_says_so(agents: list[WorkerAgent], capsys):
+    with bound_socket() as taken:
+        taken.listen()
+        port = taken.getsockname()[1]
+        Path("cluster.yaml").write_text(CLUSTER.replace("{role: decode}", f"{{role: decode, metrics_port: {port}}}"))
+        with pytest.raises(SystemExit, match="2"):
+            main(["decode-worker", "--name", "d"])
+    why = f"workers.d.metrics_port: 127.0.0.1:{port} is not available (Address already in use); choose another"
+    assert capsys.readouterr().err == f"prelude: {why}\n"
     assert agents == []
 
 

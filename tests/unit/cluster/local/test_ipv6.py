@@ -8,7 +8,7 @@ from support.clusters.configs import config_of
 
 from cluster.agent.engine_spec import engine_spec
 from cluster.config.schema import ClusterConfig
-from cluster.errors import StartError
+from cluster.errors import ConfigError
 from cluster.local.ports import bound_listener, check_free, with_ports
 from cluster.local.supervisor import LocalCluster
 from router.server import worker_addresses
@@ -45,7 +45,7 @@ def test_a_port_that_is_taken_there_is_named(tmp_path: Path, host: str):
     with bound_listener("router.port", host, 0) as taken:
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(StartError) as caught:
+        with pytest.raises(ConfigError) as caught:
             check_free(config(tmp_path, port))
     assert f"router.port: [::1]:{port} is not available" in str(caught.value)
 

@@ -9,7 +9,7 @@ from support.ports import two_ports
 
 from cluster.config.router import RouterConfig
 from cluster.config.schema import ClusterConfig, TrainerConfig
-from cluster.errors import StartError
+from cluster.errors import ConfigError, StartError
 from cluster.local.ports import check_free, with_ports
 
 
@@ -46,8 +46,8 @@ def test_a_port_that_was_given_is_kept_and_named_if_it_is_taken():
         taken = other.getsockname()[1]
         config = chosen({"port": 0, "admin": {"port": taken}})
         assert config.router.admin_port == taken
-        with pytest.raises(StartError, match=rf"router.admin.port: 127.0.0.1:{taken} is not available"):
+        with pytest.raises(ConfigError, match=rf"router.admin.port: 127.0.0.1:{taken} is not available"):
             check_free(config)
         trainer = TrainerConfig(url=f"http://127.0.0.1:{taken}")
-        with pytest.raises(StartError, match=rf"trainer.url: 127.0.0.1:{taken} is not available"):
+        with pytest.raises(ConfigError, match=rf"trainer.url: 127.0.0.1:{taken} is not available"):
             check_free(chosen({"port": 0}).model_copy(update={"trainer": trainer}))

@@ -68,6 +68,14 @@ def test_logs_that_cannot_be_written_start_nothing(tmp_path: Path):
     assert sorted(os.listdir(tmp_path)) == ["config.json", "file"]
 
 
+def test_adapters_that_are_not_there_are_named_before_the_start(tmp_path: Path):
+    said: list[str] = []
+    config = config_in(tmp_path, adapters={"legal": {"path": "/lgal"}})
+    with pytest.raises(StartError, match="logs cannot"):
+        asyncio.run(started(config, Path("/proc/logs"), said.append))
+    assert said == ["adapters.legal.path: there is no folder /lgal -> correct it, or remove the entry"]
+
+
 def test_what_the_doctor_calls_an_error_starts_nothing(tmp_path: Path, monkeypatch):
     findings = [error("torch is not installed", "run make"), warning("a slow disk", "buy one")]
     monkeypatch.setattr(supervisor, "quick_findings", lambda _config: findings)
