@@ -136,14 +136,14 @@ def asking_trainer(config: ClusterConfig, file: Path) -> Asking | None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from cluster.config.certificates import check_process, cluster_files
+    from cluster.config.certificates import check_client_files, check_process, client_files, cluster_files
     from cluster.config.load import load_cluster_config, located
     from cluster.config.quotas import QuotasConfig
     from cluster.local.ports import bound_listener
     from cluster.trainer_key import trainer_key
     from process import log
     from process.addresses import host_and_port
-    from process.certificates.contexts import Following, make_server_context, server_context
+    from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
     from process.certificates.identity import TRAINER
 
     config = load_cluster_config(arguments.config)
@@ -152,6 +152,8 @@ def _run(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{arguments.config} has no section `trainer`; {_REMEDY}")
     with located(arguments.config):
         check_process(config, TRAINER)
+        if not arguments.router:
+            check_client_files(config)
     place, row_tokens, files = urlsplit(config.trainer.url), arguments.row_tokens, cluster_files(config, TRAINER)
     host, port = arguments.host or place.hostname or "", place.port or 0
     assert config.trainer.key is not None
@@ -162,7 +164,7 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.router and not re.fullmatch(r"https?://[^/\s]+/?", arguments.router):
         raise ConfigError(f"--router is {arguments.router}; give its URL, such as http://127.0.0.1:8000")
     router = arguments.router or f"{scheme}://{host_and_port(config.router.host, config.router.port)}"
-    secret = trainer_key(config.trainer.key)
+    secret, of_clients = trainer_key(config.trainer.key), None if arguments.router else client_files(config)
     field = "--host" if arguments.host else "trainer.url"
     bound_listener(field, host, port + 1).close()  # of its status pages
     listener = bound_listener(field, host, port)
@@ -189,6 +191,8 @@ def _run(arguments: argparse.Namespace) -> None:
             context_length=config.engine.context_length,
             share_of=share_of,
             model_name=config.trainer.model_name,
+            # A router of this cluster.yaml has its certificate, whatever host that names.
+            router_tls=(lambda: True) if of_clients is None else Following(of_clients, make_pinned_context).current,
         )
         run(
             options,

@@ -42,7 +42,7 @@ def check_process(config: ClusterConfig, name: str) -> None:
         except CertificateError as error:
             raise ConfigError(str(error), location=("tls", error.field)) from error
     if name == ROUTER:
-        _check_client_files(config)
+        check_client_files(config)
 
 
 def check_cluster(config: ClusterConfig) -> None:
@@ -97,7 +97,8 @@ def _check_trainer(config: ClusterConfig, url: str) -> None:
         )
 
 
-def _check_client_files(config: ClusterConfig) -> None:
+def check_client_files(config: ClusterConfig) -> None:
+    """Raises ConfigError with its location."""
     files = client_files(config)
     if files is None:
         return

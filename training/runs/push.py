@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping
+import ssl
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ class PushTarget:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # more, as of a trainer
     memory_only: bool = False  # no store and no disk of the cluster gets it
     by_folder: bool = False  # a router of this host reads the files itself
+    tls: Callable[[], ssl.SSLContext | bool] = lambda: True  # with what a router's certificate is checked
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -58,7 +60,7 @@ class PushTarget:
     async def _check(self) -> None:
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"{self._base}/v1/adapters?limit=1", headers=self._headers) as answer,
+            session.get(f"{self._base}/v1/adapters?limit=1", headers=self._headers, ssl=self.tls()) as answer,
         ):
             if answer.status != 200:
                 reason = _reason(await answer.json(content_type=None))
@@ -66,7 +68,10 @@ class PushTarget:
 
     async def _remove_alias(self) -> None:
         url = f"{self._base}/v1/adapters/{quote(self.name)}/aliases/{self.alias}"
-        async with aiohttp.ClientSession() as session, session.delete(url, headers=self._headers) as answer:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.delete(url, headers=self._headers, ssl=self.tls()) as answer,
+        ):
             if answer.status != 200 and "adapter_not_found" not in (
                 reason := _reason(await answer.json(content_type=None))
             ):
@@ -95,7 +100,7 @@ class PushTarget:
                 form.add_field("file", file, filename=path.name, content_type="application/octet-stream")
             async with (
                 aiohttp.ClientSession(timeout=timeout) as session,
-                session.post(url, data=form, headers=self._headers) as answer,
+                session.post(url, data=form, headers=self._headers, ssl=self.tls()) as answer,
             ):
                 body = await answer.json(content_type=None)
                 if answer.status != 200 or not isinstance(body, dict):

@@ -6,6 +6,7 @@ import logging
 import math
 import shutil
 import sqlite3
+import ssl
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -68,6 +69,7 @@ class ServiceOptions:
     context_length: int | None = None  # of the engines; None: of the model
     share_of: Callable[[str], Share] = lambda _tenant: Share()  # of tenants
     model_name: str | None = None  # of the model, for clients; None: `base_name`
+    router_tls: Callable[[], ssl.SSLContext | bool] = lambda: True  # with what its certificate is checked
 
 
 class Service:
@@ -82,7 +84,7 @@ class Service:
             self._journal, base, options.base_name, options.folder, options.executor, turns, self.metrics
         )
         self._to_sweep, folder = asyncio.Event(), options.folder
-        self._publisher = Publisher(self._commands, options.router, options.secret, self._to_sweep)
+        self._publisher = Publisher(self._commands, options.router, options.secret, self._to_sweep, options.router_tls)
         name = self._model_name = options.model_name or options.base_name
         self._checkpoints = Checkpoints(self._journal, self._commands.models, name, folder)
         self._models = Models(
@@ -90,7 +92,7 @@ class Service:
         )
         context_length = options.context_length or base.sizes.context_length or options.executor.row_tokens
         self._rollouts = Rollouts(folder / "rollouts.db")
-        self._sampling = Sampling(options.router, options.base_name, context_length, self._rollouts)
+        self._sampling = Sampling(options.router, options.base_name, context_length, self._rollouts, options.router_tls)
         self._limits = DataLimits(base.sizes.vocabulary, options.executor.row_tokens)
         self._watch()
         self._polls: Counter[str] = Counter()  # by tenant

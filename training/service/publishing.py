@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import logging
 import random
+import ssl
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,12 +36,19 @@ log = logging.getLogger(__name__)
 class Publisher:
     """Each push finishes its command. What sampling sessions had at the router goes with them."""
 
-    def __init__(self, commands: Commands, router: str, secret: str, done: asyncio.Event) -> None:
+    def __init__(
+        self,
+        commands: Commands,
+        router: str,
+        secret: str,
+        done: asyncio.Event,
+        tls: Callable[[], ssl.SSLContext | bool] = lambda: True,
+    ) -> None:
         """`secret`: with which the router knows this trainer, since clients' keys end before their sessions do.
 
         `done` is set after each push.
         """
-        self._commands, self._router = commands, router
+        self._commands, self._router, self._tls = commands, router, tls
         self._exports = Exports()
         self._secret, self._done = secret, done
         self._turns = asyncio.Semaphore(_AT_ONCE)
@@ -50,7 +58,7 @@ class Publisher:
     @property
     def _is_near(self) -> bool:
         """Whether the router is on this host."""
-        return self._router is not None and urlsplit(self._router).hostname in _THIS_HOST
+        return urlsplit(self._router).hostname in _THIS_HOST
 
     def publish(self, model: Model, seq: int, task: Export, weights: ServedWeights) -> None:
         running = asyncio.create_task(self._publish(model, seq, task, weights))
@@ -103,7 +111,7 @@ class Publisher:
         """False: not now."""
         try:
             headers = headers_of_router(self._secret, name_of(pushed.tenant), None)
-            target = PushTarget(self._router, pushed.adapter, alias=pushed.alias, headers=headers)
+            target = PushTarget(self._router, pushed.adapter, alias=pushed.alias, headers=headers, tls=self._tls)
             await asyncio.to_thread(target.remove_alias)
         except TrainingError as error:
             fields = {"adapter": pushed.adapter, "alias": pushed.alias, "reason": str(error)}
@@ -146,7 +154,7 @@ class Publisher:
             alias = "sampler-" + task.sampler.replace(":sample:", "-")
         key = await self._commands.key_of(model.id, seq)  # another one of the tenant may be allowed less, or more
         headers, in_memory = {TRAINER_HEADER: self._secret}, task.path is None
-        target = PushTarget(self._router, name, key, alias, headers=headers, memory_only=in_memory)
+        target = PushTarget(self._router, name, key, alias, headers=headers, memory_only=in_memory, tls=self._tls)
         async with self._turns:
             running = asyncio.current_task()
             assert running is not None

@@ -6,6 +6,7 @@ After a restart their ids are answered with a 410, upon which the SDK samples ag
 import asyncio
 import logging
 import math
+import ssl
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -55,9 +56,16 @@ class _Future(NamedTuple):
 class Sampling:
     """`base_name`: of the model, at the router."""
 
-    def __init__(self, router: str, base_name: str, context_length: int, rollouts: Rollouts) -> None:
+    def __init__(
+        self,
+        router: str,
+        base_name: str,
+        context_length: int,
+        rollouts: Rollouts,
+        tls: Callable[[], ssl.SSLContext | bool] = lambda: True,
+    ) -> None:
         self._router, self._base_name, self._context_length = router, base_name, context_length
-        self._rollouts = rollouts
+        self._rollouts, self._tls = rollouts, tls
         self._futures: OrderedDict[str, _Future] = OrderedDict()
         self._session: aiohttp.ClientSession | None = None
 
@@ -138,7 +146,9 @@ class Sampling:
             self._session = aiohttp.ClientSession(connector=unlimited, timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
         url = f"{self._router.rstrip('/')}/v1/completions"
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-        async with self._session.post(url, json=self._body(sampler, request), headers=headers) as answer:
+        async with self._session.post(
+            url, json=self._body(sampler, request), headers=headers, ssl=self._tls()
+        ) as answer:
             raw = bytearray()
             async for part in answer.content.iter_any():
                 raw += part

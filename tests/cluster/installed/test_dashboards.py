@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from support.clusters.certificates import authority, issued, make_pinned_context
+from support.clusters.certificates import authority, issued
 from support.clusters.running_cluster import RunningCluster
 from support.logged_process import logged_process
 from support.observability.dashboards import DASHBOARDS, FILES, RECORDED, names_of, runnable
@@ -35,6 +35,8 @@ from cluster.config.schema import ClusterConfig
 from cluster.config.workers import ENGINE_METRICS_PATH
 from cluster.control import control_pb2 as pb
 from observability import registry
+from process.certificates.contexts import make_pinned_context
+from process.certificates.files import CertificateFiles
 from process.free_ports import free_port
 from training.runs.base import load_base
 
@@ -84,7 +86,7 @@ class TenantsRouter:
         assert tls is not None
         return httpx.Client(
             base_url=f"https://{self.config.router.host}:{self.config.router.port}",
-            verify=make_pinned_context(tls.certificate),
+            verify=make_pinned_context(CertificateFiles(tls.certificate, tls.key)),
             headers={"authorization": f"Bearer {self.keys.get(tenant, 'pl_of_nobody')}"},
             timeout=120,
         )

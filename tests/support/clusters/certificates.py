@@ -1,7 +1,6 @@
 """Real certificates of a small authority, for tests with real sockets."""
 
 import datetime as dt
-import ssl
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,14 +32,6 @@ def issued(
     start = dt.datetime.now(dt.UTC) - ago
     certificate, key = by.issue(identity, days=days, stem=stem or f"{role}-{name}", hosts=hosts, valid_from=start)
     return CertificateFiles(certificate, key, ca or by.certificate)
-
-
-def make_pinned_context(certificate: Path) -> ssl.SSLContext:
-    """For calls to a server on whichever address, if it has this very certificate."""
-    context = ssl.create_default_context(cafile=certificate)
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    return context
 
 
 def of_changing_workers(root: Path, workers: Iterable[str]) -> dict[str, str]:

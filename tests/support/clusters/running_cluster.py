@@ -16,7 +16,6 @@ import grpc
 import httpx
 import psutil
 import yaml
-from support.clusters.certificates import make_pinned_context
 from support.engines.running_engine import START_TIMEOUT_S
 from support.logged_process import logged_process
 from support.waiting import wait_until
@@ -26,6 +25,8 @@ from cluster.control import control_pb2 as pb
 from cluster.control.control_pb2_grpc import WorkerControlStub
 from cluster.control.transport import Transport
 from cluster.local.ports import with_ports
+from process.certificates.contexts import make_pinned_context
+from process.certificates.files import CertificateFiles
 
 CHUNK_TOKENS = 64  # of prefill; prompts in the tests are shorter, equal and longer
 ENGINE = {
@@ -52,7 +53,7 @@ class RunningCluster:
     def verify(self) -> Any:
         """How a client knows the router, for httpx."""
         tls = self.config.router.tls
-        return True if tls is None else make_pinned_context(tls.certificate)
+        return True if tls is None else make_pinned_context(CertificateFiles(tls.certificate, tls.key))
 
     @property
     def admin_url(self) -> str:

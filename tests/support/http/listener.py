@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from support.clusters.certificates import authority, issued, make_pinned_context
+from support.clusters.certificates import authority, issued
 from support.clusters.configs import config_of
 from support.waiting import until
 
+from process.certificates.contexts import make_pinned_context
 from router.http.client_connection import SCOPE_KEY
 from router.http.connections import ClientConnections, ConnectionLimits
 from router.server import RouterServer, client_tls, uvicorn_config
@@ -112,7 +113,7 @@ async def listening(folder: Path | None = None, **limits: Any) -> AsyncIterator[
     if folder is not None:
         files = issued(authority(folder / "certs"), "router", "router", hosts=("127.0.0.1",))
         tls = {"certificate": str(files.certificate), "key": str(files.key)}
-        trusting = make_pinned_context(files.certificate)
+        trusting = make_pinned_context(files)
     config, refused = config_of({"u0": "unified"}, router={"tls": tls}), list[str]()
     connections = ClientConnections(ConnectionLimits(**limits), refused.append)
 

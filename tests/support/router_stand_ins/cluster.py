@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 import openai
 import uvicorn
-from support.clusters.certificates import make_pinned_context
 from support.constants import with_constants
 from support.router_stand_ins import adapters as adapters_of_tests
 from support.router_stand_ins.adapters import DIRECTORIES, FINGERPRINT, MODEL, REVISION_ID, VOCABULARY, managed_adapters
@@ -27,7 +26,7 @@ from cluster.config.router import RouterConfig
 from cluster.config.schema import AdapterConfig, RoleChangeMode
 from cluster.control.transport import Transport
 from cluster.discovery.source import StaticList, WorkerSource
-from process.certificates.contexts import Following, make_server_context, server_context
+from process.certificates.contexts import Following, make_pinned_context, make_server_context, server_context
 from process.certificates.files import CertificateFiles
 from process.tracing.span import Tracing
 from router.api.training import TrainerAddress
@@ -263,7 +262,7 @@ async def running_cluster(
         quiet = {"log_config": None, "access_log": False}
         server = _Server(uvicorn.Config(app, http=protocol, ws="none", lifespan="on", **timeouts, **quiet))
         serving = asyncio.create_task(server._serve([listener]))
-        pinned = True if client_tls is None else make_pinned_context(client_tls.files.certificate)
+        pinned = True if client_tls is None else make_pinned_context(client_tls.files)
         connector = aiohttp.TCPConnector(ssl=pinned)
         http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         url = f"http{'' if client_tls is None else 's'}://127.0.0.1:{listener.getsockname()[1]}"

@@ -4,6 +4,7 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -82,11 +83,12 @@ def make_service(
     identities: Identities | None = None,
     share_of: Callable[[str], Share] = lambda _tenant: Share(),
     status_at: tuple[str, int] | None = None,
+    router_tls: Callable[[], ssl.SSLContext | bool] = lambda: True,
     **executor: Any,
 ) -> Service:
     folder.mkdir(exist_ok=True)
     options = ExecutorOptions(**{"row_tokens": 256, "snapshot_s": 1e9, **executor})
-    found = ServiceOptions(name, folder, router, SECRET, status_at, options, share_of=share_of)
+    found = ServiceOptions(name, folder, router, SECRET, status_at, options, share_of=share_of, router_tls=router_tls)
     return Service(base, identities or TenantKeys(), found)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.clusters.certificates import authority, issued
 from support.commands import Prelude
 
 from adapters.model.base_weights import weights_digest
@@ -92,13 +93,17 @@ def test_wrong_urls(trainer: Prelude, config: Path, url: str, why: str):
     trainer.refuses("--config", changed(config, "url.yaml", trainer={"url": url}), says=why, status=2)
 
 
-def test_quotas_are_those_of_the_router(config: Path, monkeypatch: pytest.MonkeyPatch):
+def test_quotas_and_certificate_are_those_of_the_router(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     given: list[Any] = []
     monkeypatch.setattr("training.service.server.run", lambda options, *_: given.append(options))
     quotas = {"default": {"weight": 3, "training_tokens_per_min": 77}, "tenants": {"acme": {"weight": 5}}}
-    for router in ({"quotas": quotas, "auth": {}}, {}):
-        main(["trainer", "--config", str(changed(config, "quotas.yaml", router=router)), "--device", "cpu"])
-    assert [tuple(options.share_of("anybody")) for options in given] == [(3, 77), (1, None)]
+    certificate = issued(authority(tmp_path), "router", "router")
+    tls = {"tls": {"certificate": str(certificate.certificate), "key": str(certificate.key)}}
+    for router, *more in (({"quotas": quotas, "auth": {}},), (tls,), (tls, "--router", "https://api.example.com")):
+        file = changed(config, "quotas.yaml", router=router)
+        main(["trainer", "--config", str(file), "--device", "cpu", *more])
+    assert [tuple(options.share_of("anybody")) for options in given] == [(3, 77), (1, None), (1, None)]
+    assert [options.router_tls() is True for options in given] == [True, False, True]
     assert given[0].share_of("acme#1") == given[0].share_of("acme") != given[0].share_of("anybody")
 
 

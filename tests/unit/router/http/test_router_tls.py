@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.clusters.certificates import authority, issued, make_pinned_context
+from support.clusters.certificates import authority, issued
 from support.router_stand_ins import ClusterStandIn, eventually, running_cluster
 
 from process.certificates.authority import Authority
-from process.certificates.contexts import Following, make_server_context
+from process.certificates.contexts import Following, make_pinned_context, make_server_context
 from process.certificates.files import CertificateFiles
 
 BODY = {"model": "base", "prompt": "x", "stream": True, "max_tokens": 3}
@@ -66,7 +66,7 @@ class TestClients:
             for wrong in (trusting(authority(tmp_path / "other")), ssl.create_default_context()):
                 with pytest.raises(ssl.SSLCertVerificationError):
                     await serial_of(cluster.url, wrong)
-            assert await serial_of(cluster.url, make_pinned_context(self.files.certificate))
+            assert await serial_of(cluster.url, make_pinned_context(self.files))
             plain = cluster.url.replace("https", "http")
             with pytest.raises(aiohttp.ClientError):
                 async with aiohttp.ClientSession() as http, http.get(f"{plain}/health"):

@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from support.clusters.certificates import authority, issued
 from support.held_calls import Held, failing
 from support.in_thread import in_thread
 from support.router_stand_ins import BASE, LIMITS, MODEL, ClusterStandIn
@@ -41,6 +42,8 @@ from adapters.formats import read_adapter
 from adapters.model.manifest import Manifest, revision_id_of_packed
 from adapters.packed import read_packed, write_packed
 from adapters.scopes import Scope
+from process.certificates.contexts import Following, make_pinned_context, make_server_context
+from process.certificates.files import CertificateFiles
 from router.api.training import TrainerAddress
 from training.errors import PushFailed
 from training.runs.base import LoadedBase
@@ -156,6 +159,26 @@ def test_samples_come_from_the_weights_that_were_saved(new_service: Make, folder
         assert samplers[0].sample(PROMPT, 1, cool).result().sequences[0].logprobs is None
         base = service.create_sampling_client(base_model=MODEL).result().sample(PROMPT, 1, PARAMS).result()
         assert base.sequences[0].sequence_id.endswith(".0@base")
+
+
+def test_a_router_has_its_certificate_whichever_host_that_names(routed: LoadedBase, folder: Path, tmp_path: Path):
+    issuer = authority(tmp_path / "certs")
+    files = replace(issued(issuer, "router", "router", hosts=("api.example.com",)), ca=None)
+    stranger = replace(issued(issuer, "router", "stranger", hosts=("127.0.0.1",)), ca=None)
+    tls = Following(files, make_server_context)
+    with in_thread(managing(0, 0, 1, trainer=TrainerAddress("http://127.0.0.1:9", SECRET), client_tls=tls)) as cluster:
+        cluster.unified[0].engine.words = ("a",)
+
+        def saved(number: int, trusted: CertificateFiles | None) -> Any:
+            tls = (lambda: True) if trusted is None else Following(trusted, make_pinned_context).current
+            with served(make_service(routed, folder, cluster.url, MODEL, router_tls=tls).app()) as url:
+                model = connect(url).create_lora_training_client(base_model=MODEL, rank=4, seed=number).result()
+                return model.save_weights_and_get_sampling_client().result().sample(PROMPT, 1, PARAMS).result()
+
+        assert saved(0, files).sequences[0].tokens == [5]
+        for number, other in enumerate((None, stranger), 1):
+            with pytest.raises(tinker.TinkerError, match="certificate verify failed"):
+                saved(number, other)
 
 
 def test_named_weights_are_stored_under_the_adapters_name(new_service: Make, folder: Path, cluster: ClusterStandIn):
