@@ -57,6 +57,7 @@ class DnsSource:
             async with asyncio.timeout(_LOOKUP_S):
                 hosts, is_whole = await self._hosts()
         except (dns.exception.DNSException, OSError, TimeoutError) as error:
+            self._resolver = None  # the host's nameservers may be others now
             reason = str(error) or f"no answer within {_LOOKUP_S:g} s"
             raise SourceUnavailable(f"{self.label} cannot be looked up: {reason}") from error
         found = frozenset(Endpoint(host_and_port(host, self._port), self._role) for host in hosts)

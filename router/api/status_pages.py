@@ -135,7 +135,7 @@ class Pages:
         agents = [view.metrics_address for view in self._backends.fleet.state.workers.values() if view.metrics_address]
         return JSONResponse(
             [
-                {"targets": [request.headers["host"]], "labels": {"job": "prelude-router"}},
+                {"targets": [request.url.netloc], "labels": {"job": "prelude-router"}},
                 {"targets": agents, "labels": {"job": "prelude-workers"}},
                 {"targets": self._trainers, "labels": {"job": "prelude-trainer"}},
                 {"targets": agents, "labels": {"job": "prelude-engines", "__metrics_path__": ENGINE_METRICS_PATH}},

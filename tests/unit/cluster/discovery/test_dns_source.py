@@ -74,6 +74,11 @@ async def test_an_outage_keeps_what_is_known(failure, monkeypatch: pytest.Monkey
             with pytest.raises(SourceUnavailable, match=f"DNS name {NAME} cannot be looked up: "):
                 await source.refresh()
         assert found(source) == {"10.0.0.1:9000"}
+        async with dns_server() as other:  # which resolv.conf names from now on
+            other.set_addresses(NAME, ["10.0.0.2"])
+            source._nameservers = [other.nameserver]
+            await source.refresh()
+        assert found(source) == {"10.0.0.1:9000", "10.0.0.2:9000"}
 
 
 async def test_half_an_answer_adds_but_removes_nothing() -> None:
