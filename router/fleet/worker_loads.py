@@ -392,6 +392,11 @@ class InFlightLoad:
             if self._load.on_change is not None and self._is_held:
                 self._load.on_change()
 
+    @property
+    def expected_read_s(self) -> float:
+        """Expected seconds until the worker has read this prompt and those before it. It may have left by now."""
+        return self._load.wait_s
+
     def release(self) -> None:
         """End the count. Idempotent, because several paths notice the end of a sequence."""
         if not self._is_held:

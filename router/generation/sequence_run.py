@@ -357,8 +357,9 @@ class SequenceRun:
             if validated.generates and not validated.is_streaming:  # nothing shows when its prompt was read
                 in_flight = reservation.in_flight[0]
                 in_flight.is_seen = False
-                expected_s = fleet.loads[reader.name].wait_s  # until it has read this prompt and those before it
-                asyncio.get_running_loop().call_later(expected_s, partial(in_flight.read_ended, was_read=False))
+                asyncio.get_running_loop().call_later(
+                    in_flight.expected_read_s, partial(in_flight.read_ended, was_read=False)
+                )
             return Attempt(fleet, call, is_streaming=validated.is_streaming, progress_timeout_s=timeout_s)
         for_decode = decode_body(
             self._sequence,
