@@ -5,7 +5,7 @@ without it over the same KV cache. It shares no code with `training` but the par
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ import torch
 from support.adapters.tiny_model import TINY
 
 from adapters.model.base_model import BaseModel, name_of_module
+from adapters.packed import PACKED_NAME
 from training.trainable.adapter import TrainableAdapter
+from training.trainable.exports import ExportFile
 from training.trainable.factors import TrainableLora, TrainableLoreft
+from training.trainable.packed import ServedWeights
 
 FAMILIES = {
     "llama": "LlamaForCausalLM",
@@ -120,3 +123,9 @@ def _reft(factors: Any) -> Any:
         return h + factors.scale * (h @ factors.a.T + factors.bias) @ factors.b
 
     return add
+
+
+def write_served(weights: ServedWeights, path: Path) -> None:
+    with closing(ExportFile(weights.num_bytes, in_memory=False)) as file:
+        weights.write(file.mapped)
+        (file.folder / PACKED_NAME).rename(path)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.router_stand_ins import BASE, LIMITS, ClusterStandIn
 from support.routers.management_calls import ask, files_of, form, lora, managing
+from support.training.training_models import write_served
 
 from adapters.errors import AdapterError
 from adapters.formats import read_adapter
@@ -35,7 +36,7 @@ def packed(folder: Path, seed: int, dtype: EngineDtype = "float32") -> Path:
     found = read_packed(ordinary)
     manifest, shapes = Manifest.from_json(found.metadata.manifest), {name: t.shape for name, t in found.tensors.items()}
     weights = ServedWeights(manifest, dtype, found.metadata.modules, None, shapes, found.data, changes_nothing=False)
-    weights.write(made / PACKED_NAME)
+    write_served(weights, made / PACKED_NAME)
     return made
 
 

@@ -1,27 +1,19 @@
 """What the trainer packs on its device is, bit for bit, what an import of its checkpoint would have packed."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.training.training_models import scramble
+from support.training.training_models import scramble, write_served
 
 from adapters.model.manifest import Manifest
 from adapters.model.serving import EngineDtype
-from adapters.packed import PACKED_NAME, read_packed, write_packed
+from adapters.packed import read_packed, write_packed
 from training.errors import AdapterUntrainable
 from training.trainable.adapter import TrainableAdapter
-from training.trainable.exports import ExportFile
-from training.trainable.packed import ServedWeights, served_weights
+from training.trainable.packed import served_weights
 from training.trainable.spec import KINDS, AdapterSpec
-
-
-def write(weights: ServedWeights, path: Path) -> None:
-    with closing(ExportFile(weights.num_bytes, in_memory=False)) as file:
-        weights.write(file.mapped)
-        (file.folder / PACKED_NAME).rename(path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -43,7 +35,7 @@ def test_it_is_what_an_import_packs(tiny, tmp_path: Path, kind, dtype: EngineDty
     weights = served_weights(adapter, getattr(torch, dtype))
     normal = adapter.normal_form()
     scramble(adapter)  # later steps change nothing
-    write(weights, tmp_path / "own")
+    write_served(weights, tmp_path / "own")
     write_packed(normal, base, dtype, tmp_path / "imported")
     own, imported = (read_packed(tmp_path / name) for name in ("own", "imported"))
     own.check_digest()
@@ -72,7 +64,7 @@ def test_other_weights_places_and_positions_are_other_revisions(tiny, tmp_path: 
     def revision(seed: int, dtype: torch.dtype = torch.float32, **options: Any) -> str:
         torch.manual_seed(seed)
         adapter = scramble(TrainableAdapter.create(AdapterSpec("lora", rank=2, **options), base), seed)
-        write(served_weights(adapter, dtype), tmp_path / "packed")
+        write_served(served_weights(adapter, dtype), tmp_path / "packed")
         return read_packed(tmp_path / "packed").metadata.revision_id
 
     found = [
