@@ -185,7 +185,7 @@ def test_a_killed_supervisor_takes_everything_along(demo: Path, scratch: Path):
         other.listen()
         process = start(demo, scratch)
         output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 2
     assert f"router.port: 127.0.0.1:{router_port(demo)}" in output
     assert "Traceback" not in output
     assert {*scratch.iterdir()} == others
