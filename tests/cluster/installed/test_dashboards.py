@@ -305,8 +305,10 @@ def test_every_query_returns_data(cluster: RunningCluster, tmp_path: Path) -> No
         load = Load(cluster, tenants)
         with running_prometheus(tmp_path, targets_of(cluster, tenants, trainer), rules) as prometheus, load.running():
             began_at = time.time()
-            missing = [each for each in QUERIES if not may_be_empty(each[2])]
-            while missing and time.time() - began_at < LONGEST_S:
+            missing, looks = [each for each in QUERIES if not may_be_empty(each[2])], 0
+            # On a busy machine one look at all can take as long, and its first queries come too early.
+            while missing and (looks < 4 or time.time() - began_at < LONGEST_S):
+                looks += 1
                 time.sleep(1)  # the scrape interval
                 missing = [each for each in missing if not has_data(prometheus, each[2], began_at)]
             answered = prometheus.query_range("min(max_over_time(up[10m]))", time.time(), time.time(), step_s=1)
