@@ -146,7 +146,8 @@ class WorkerLoad:
         self.unread_tokens = 0.0  # both together
         self.wait_s = 0.0  # expected until it has read them; kept, since placement reads every worker's
         self._mean_prompt_tokens = 0.0  # of this router's
-        self._num_reading = 0
+        self._num_prompts = 0  # that `prompt_tokens` counts
+        self._num_reading = 0  # of these, those that the engine has
         self._busy_since = 0.0
         self._own_rate = ReadingRate()
         self._seen_at = 0.0
@@ -251,11 +252,12 @@ class WorkerLoad:
         """`queue_s`, without the part of the prompt it is reading that it should have read by now."""
         if not self._num_reading:
             return self.queue_s
-        return max(self.queue_s - (now - self._busy_since), self.queue_s * (1 - 1 / self._num_reading))
+        return max(self.queue_s - (now - self._busy_since), self.queue_s * (1 - 1 / self._num_prompts))
 
     def add_prompt(self, tokens: int) -> None:
         """Count a prompt that the worker is to read; a negative number for one that it has read."""
         self.prompt_tokens += tokens
+        self._num_prompts += 1 if tokens > 0 else -1
         if tokens > 0:
             mean = self._mean_prompt_tokens or tokens
             self._mean_prompt_tokens = mean + _WEIGHT_OF_NEWEST * (tokens - mean)

@@ -146,24 +146,25 @@ def test_which_fleet_has_capacity(workers: tuple[WorkerView, ...], options: dict
 
 
 @pytest.mark.parametrize(
-    ("prompts", "is_read_at_s", "expected"),
+    ("prompts", "num_at_engine", "expected"),
     [
-        ([600], 0.0, [False, True, True]),  # 0.12 s, of which 0.09 s are left after 0.03 s
-        ([600], None, [False, False, False]),  # its adapter is loaded
-        ([600, 600], 0.0, [False, False, False]),  # one at a time, however long it takes
-        ([400, 600], 0.0, [False, False, False]),
-        ([150, 400], 0.0, [False, True, True]),
+        ([600], 1, [False, True, True]),  # 0.12 s, of which 0.09 s are left after 0.03 s
+        ([600], 0, [False, False, False]),  # its adapter is loaded
+        ([600, 600], 2, [False, False, False]),  # one at a time, however long it takes
+        ([600, 600], 1, [False, False, False]),
+        ([400, 600], 2, [False, False, False]),
+        ([150, 400], 2, [False, True, True]),
     ],
 )
 def test_the_next_prompt_comes_shortly_before_a_worker_has_read_its_last(
-    prompts: list[int], is_read_at_s: float | None, expected: list[bool]
+    prompts: list[int], num_at_engine: int, expected: list[bool]
 ):
     clock = Clock(0.0)
     loads = WorkerLoads(clock)
     fleet = FleetState({"u0": UNIFIED[0]}, loads, Holders())
-    for tokens in prompts:
+    for number, tokens in enumerate(prompts):
         prompt = loads.add("u0", prompt_tokens=tokens)
-        if is_read_at_s is not None:
+        if number < num_at_engine:
             prompt.read_begins()
     found = []
     for clock.now in (0.0, 0.03, 1.0):
