@@ -111,7 +111,7 @@ class LocalCluster:
         shared_memory.remove_abandoned(shared_memory.segments() - self._segments_before, own_segments)
 
     def _check_host(self) -> None:
-        """Raise StartError for what the quick checks of `prelude doctor` call an error; report adapters that lack."""
+        """Raise StartError for what the quick checks of `prelude doctor` call an error; name missing adapters."""
         findings = quick_findings(self.config)
         if wrong := [f"{each.text} -> {each.remedy}" for each in findings if each.level is Level.ERROR]:
             raise StartError("\n".join(wrong))
