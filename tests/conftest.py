@@ -1,6 +1,5 @@
 """What holds for every test: how tests are spread over processes, and what each process has of its own."""
 
-import asyncio
 import contextlib
 import fcntl
 import functools
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+import uvloop
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
@@ -79,7 +79,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in an event loop of its own, the module's `LOOP` if it has one.
+    """Run a test that is a coroutine in an event loop of its own: uvloop as in production, or the module's `LOOP`.
 
     A fixture that is an asynchronous context is entered there; the test gets its value.
     """
@@ -94,7 +94,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
                     arguments[name] = await stack.enter_async_context(value)
             await pyfuncitem.obj(**arguments)
 
-    getattr(pyfuncitem.module, "LOOP", asyncio).run(run())
+    getattr(pyfuncitem.module, "LOOP", uvloop).run(run())
     return True
 
 

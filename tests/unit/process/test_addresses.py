@@ -1,8 +1,6 @@
 """Whose an address is."""
 
-import asyncio
 import socket
-from typing import Any
 
 import psutil
 import pytest
@@ -31,8 +29,6 @@ async def test_other_addresses_and_names_are_not(host: str):
 async def test_one_of_a_names_addresses_is_enough(monkeypatch: pytest.MonkeyPatch):
     """As where a host has ::1 by its hosts file, and no IPv6."""
 
-    async def found(*_: Any, **__: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (host, 0)) for host in ("203.0.113.7", "127.0.0.1")]
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", found)
+    found = [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (host, 0)) for host in ("203.0.113.7", "127.0.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     assert await is_of_this_host("localhost")

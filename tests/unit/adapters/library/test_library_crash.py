@@ -11,6 +11,7 @@ import multiprocessing
 import random
 import signal
 import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["adapters.library", "s3fs", "pytest"])  # else each process imports them
 NUM_WORKERS = 3  # that work at the same time
 OFTEN_INTERRUPTED = ("import", "collect", "alias", "rollback", "delete")
-LONGEST_S = {"folder": 0.6, "s3": 1.5}  # from one kill to the next
+MOST_LINES = 8  # that a worker adds to its journal from one kill to the next
 
 
 class Journal:
@@ -45,12 +46,16 @@ class Journal:
         self._before_deletion: dict[str, View] = {}
         self.outcomes: collections.Counter[str] = collections.Counter()  # change and outcome -> how often
 
+    def new_lines(self) -> list[bytes]:
+        """Those that are not taken in yet."""
+        return self._path.read_bytes()[self._read_bytes :].splitlines(keepends=True) if self._path.exists() else []
+
     def take_in(self) -> dict | None:
         """Checks what was added. The change that had been begun and not returned, if there is one."""
-        lines = self._path.read_bytes()[self._read_bytes :] if self._path.exists() else b""
-        self._read_bytes += len(lines)
+        lines = self.new_lines()
+        self._read_bytes += sum(map(len, lines))
         begun = None
-        for line in map(json.loads, lines.splitlines()):
+        for line in map(json.loads, lines):
             if "begin" in line:
                 begun = line["begin"]
                 continue
@@ -130,18 +135,15 @@ def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog
 
     for kill in itertools.count():
         outcomes = sum((journal.outcomes for journal in journals), collections.Counter())
-        # A busy machine has few changes between two kills: then there are more kills, after more time.
         is_enough = outcomes["import"] > num_kills / 3 and sum(interrupted.values()) > num_kills / 3
         is_enough = is_enough and (num_kills < 100 or all(interrupted[change] for change in OFTEN_INTERRUPTED))
         if kill * NUM_WORKERS >= (num_kills if is_enough else 4 * num_kills):
             break
-        longest_s = LONGEST_S[place] * max(1, kill * NUM_WORKERS / num_kills)
         running = [PROCESSES.Process(target=work, args=(each, settings), daemon=True) for each in range(NUM_WORKERS)]
         for process in running:
             process.start()
-        for process in running:
-            time.sleep(instants.uniform(0, longest_s))
-            process.kill()
+        for process, journal in zip(running, journals, strict=True):
+            kill_at_an_instant(process, journal, instants)
             process.join()
             assert process.exitcode == -signal.SIGKILL, "a worker ended by itself; its error is above"
         for journal in journals:
@@ -166,6 +168,16 @@ def test_kills_tear_nothing_and_lose_nothing(place, num_kills, database, catalog
             assert outcomes[change], change
         assert num_happened
         assert num_left_over
+
+
+def kill_at_an_instant(process: BaseProcess, journal: Journal, instants: random.Random) -> None:
+    """After a random number of lines, and within about the time of one: as late on a slow machine as in its work."""
+    began, num_lines = time.monotonic(), instants.randint(0, MOST_LINES)
+    last = len(journal.new_lines()) + num_lines
+    while process.is_alive() and len(journal.new_lines()) < last:
+        time.sleep(0.002)
+    time.sleep(instants.uniform(0, (time.monotonic() - began) / max(1, num_lines)))
+    process.kill()
 
 
 def check_catalog(catalog: SqlCatalog, journal: Journal, begun: dict | None) -> bool:

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 import pytest
-import uvloop
 from prometheus_client import CollectorRegistry
 
 from cluster.control.http import serve_worker_http
@@ -14,7 +13,6 @@ from process import status_pages
 from process.free_ports import free_port
 
 Opened = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-LOOP = uvloop  # as agents have it
 
 
 @asynccontextmanager

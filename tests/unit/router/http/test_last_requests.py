@@ -6,10 +6,7 @@ import socket
 from pathlib import Path
 
 import pytest
-import uvloop
 from support.http.listener import ENOUGH_S, GET, Listener, listening, until, until_closed
-
-LOOP = uvloop  # as in production
 
 
 async def accepted(listener: Listener, count: int = 1) -> list[socket.socket]:

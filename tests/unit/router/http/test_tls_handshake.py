@@ -6,10 +6,8 @@ import ssl
 from pathlib import Path
 
 import pytest
-import uvloop
 from support.http.listener import LAST_GET, listening, until, until_closed
 
-LOOP = uvloop  # as in production
 PATIENT = {"header_timeout_s": 600}
 NOT_ALL_OF_A_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # a record of 512 bytes begins
 ALERT_OF_TLS_1_2 = b"\x15\x03\x03"

@@ -94,7 +94,9 @@ async def test_what_engines_count(workers: tuple[int, int, int], caplog: pytest.
                 await response.read()
             expected = tuple(map(sum, zip(expected, counts, strict=True)))
             assert await used(cluster, expected[0]) == expected, (path, fields)
-            line = caplog.records[-1].__dict__["fields"]
+            line = [
+                record.__dict__["fields"] for record in caplog.records if record.name == "router.api.request_record"
+            ][-1]
             assert tuple(line[name] for name in COUNTS[2:]) == counts[2:]
             assert (line["tenant"], "key" in line, "tokens_are_estimated" in line) == ("default", False, False)
         assert 'prelude_router_tenant_tokens_total{kind="output",tenant="other"} 42.0' in await cluster.metrics_page()
