@@ -13,8 +13,7 @@ def host_and_port(host: str, port: int) -> str:
 async def is_of_this_host(host: str) -> bool:
     """Whether a name or address is one of this host's, or pod's: sockets can be bound to no other."""
     with contextlib.suppress(OSError, UnicodeError):  # of a name that nobody has, or can have
-        # In a thread: uvloop's own getaddrinfo loses a link-local address's interface.
-        found = await asyncio.to_thread(socket.getaddrinfo, host, 0, type=socket.SOCK_DGRAM)
+        found = await asyncio.to_thread(socket.getaddrinfo, host, 0, type=socket.SOCK_DGRAM)  # uvloop's loses scopes
         for family, kind, _, _, address in found:
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                 probe.bind(address)

@@ -20,6 +20,10 @@ import uvloop
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
+from process.lifetime import import_grpc_without_fork_handlers
+
+import_grpc_without_fork_handlers()  # as in production: tests start programs under uvloop
+
 ROOT = Path(__file__).parent
 
 UNIT_TIMEOUT_S = 240  # a test that hangs must not use up the time of the whole run

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def wait_until(is_so: Callable[[], Any], within_s: float = 60.0) -> float:
+def wait_until(is_so: Callable[[], Any], within_s: float = 120.0) -> float:
     """The seconds that took. Raises TimeoutError."""
     started_at = time.monotonic()
     while not is_so():
@@ -16,7 +16,7 @@ def wait_until(is_so: Callable[[], Any], within_s: float = 60.0) -> float:
     return time.monotonic() - started_at
 
 
-async def until(is_so: Callable[[], Any], within_s: float = 30.0) -> None:
+async def until(is_so: Callable[[], Any], within_s: float = 120.0) -> None:
     async with asyncio.timeout(within_s):
         while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -142,7 +142,7 @@ def test_requests_pass_between_the_releases(release: Path, is_its_router: bool) 
     with running(workers, WORKERS) as process:
         assert process.stdout
         answers = printed(routers, ROUTER, process.stdout.readline(), json.dumps(asked))
-        (seen,) = map(json.loads, process.communicate(timeout=60)[0].splitlines())
+        (seen,) = map(json.loads, process.communicate(timeout=120)[0].splitlines())
     assert [(status, revision_id) for status, revision_id, _ in answers] == [
         (200, REVISION_ID), (200, REVISION_ID), (200, None), (200, None), (404, None)
     ]  # fmt: skip

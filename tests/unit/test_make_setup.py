@@ -27,7 +27,7 @@ def make(folder: Path, target: str, version: tuple[int, int]) -> subprocess.Comp
     words = [f"VENV={folder}/cpu", f"PYTHON={program}", f"GPU_VENV={folder}/gpu", f"GPU_PYTHON={program}"]
     environment = {"PATH": os.environ["PATH"], "WITH_PIP": str(folder / "with pip")}
     return subprocess.run(
-        ["make", *words, target], cwd=ROOT, capture_output=True, text=True, env=environment, timeout=60
+        ["make", *words, target], cwd=ROOT, capture_output=True, text=True, env=environment, timeout=120
     )
 
 

@@ -17,7 +17,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 62_733,
         "product, modules": 495,
         "product, modules under 25 lines": 22,
-        "tests, lines": 67_725,
+        "tests, lines": 67_763,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

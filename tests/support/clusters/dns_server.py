@@ -38,7 +38,7 @@ class DnsServer:
     async def questions(self, count: int) -> None:
         """Wait until it has been asked so many more questions."""
         until = self.num_questions + count
-        async with asyncio.timeout(10), self.answered:
+        async with asyncio.timeout(120), self.answered:
             await self.answered.wait_for(lambda: self.num_questions >= until)
 
     def answer(self, wire: bytes, *, by_tcp: bool) -> bytes | None:

@@ -100,7 +100,7 @@ def engine_is(agent: WorkerAgent, status: EngineStatus, incarnation: str = "") -
 
 async def state_where(agent: WorkerAgent, **fields) -> pb.WorkerState:
     """The next published state with these values."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         async for state in agent.hub.watch(30):
             if all(getattr(state, name) == value for name, value in fields.items()):
                 return state

@@ -39,7 +39,7 @@ class Pushed:
 
     def ask(self, reference: str = NAME) -> httpx.Response:
         body = completion_body(reference, PROMPT, max_tokens=NEW_TOKENS)
-        return httpx.post(f"{self.cluster.url}/v1/completions", json=body, timeout=60)
+        return httpx.post(f"{self.cluster.url}/v1/completions", json=body, timeout=120)
 
     def wait_until_seen(self, version: int) -> None:
         """Wait until requests have been answered by a version several times."""
@@ -57,7 +57,7 @@ class Pushed:
         directory = self.directories[version]
         files = [("file", (each.name, each.read_bytes())) for each in sorted(directory.iterdir())]
         url = f"{self.cluster.url}/v1/adapters/{NAME}/push"
-        answer = httpx.post(url, data={"memory_only": "true"}, files=files, timeout=60)
+        answer = httpx.post(url, data={"memory_only": "true"}, files=files, timeout=120)
         assert answer.status_code == 200, answer.text
         told = answer.json()
         assert (told["revision"], told["stored"]) == (self.ids[version], False)
@@ -67,7 +67,7 @@ class Pushed:
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "cli.main", "adapters", *words, "--config", str(self.root / "cluster.yaml")]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     def on_disk(self) -> set[int]:
         """The versions of which a file is anywhere in the cluster's folder: its store, disk caches, scratch folders."""

@@ -43,7 +43,7 @@ class RunningAgent:
         metadata: tuple[tuple[str, str], ...] = (),
     ):
         request = pb.EnsureAdapterRequest(revision_id=revision_id, deadline_s=deadline_s)
-        return await self.control.EnsureAdapter(request, timeout=20, metadata=metadata)
+        return await self.control.EnsureAdapter(request, timeout=120, metadata=metadata)
 
 
 def configured(stored: StoredAdapters, tmp_path: Path, role: str, engine: Engine, **residency) -> ClusterConfig:

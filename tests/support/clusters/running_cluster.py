@@ -101,7 +101,7 @@ class RunningCluster:
         key = description.engine_key if key is None else key
         transport = Transport.of(self.config, "router")
         tls = transport.engine_tls(self.config.workers[name].role, name)
-        with httpx.Client(verify=True if tls is None else tls()[0], timeout=30) as client:
+        with httpx.Client(verify=True if tls is None else tls()[0], timeout=120) as client:
             extensions = {} if tls is None else {"sni_hostname": tls()[1]}
             headers = {"authorization": f"Bearer {key}"} if key else {}
             return client.request(method, description.engine_url + path, headers=headers, extensions=extensions, **more)
@@ -113,7 +113,7 @@ class RunningCluster:
         async def call() -> pb.WorkerDescription:
             address = f"{worker.host}:{worker.control_port}"
             async with Transport.of(self.config, caller).channel(address, worker.role, name) as channel:
-                return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=10)
+                return await WorkerControlStub(channel).Describe(pb.DescribeRequest(), timeout=120)
 
         return asyncio.run(call())
 
@@ -139,7 +139,7 @@ class RunningCluster:
 
     def metric(self, series: str, worker: str = "") -> float:
         """The sum of the series that begin so, of a worker's agent or of the router; there is one."""
-        page = httpx.get(f"{self.worker_url(worker) if worker else self.admin_url}/metrics", timeout=30).text
+        page = httpx.get(f"{self.worker_url(worker) if worker else self.admin_url}/metrics", timeout=120).text
         assert f"\n{series}" in page
         return sum_of(page, series)
 

@@ -66,7 +66,7 @@ class Engine:
 
     async def asked_again(self) -> None:
         self.asked.clear()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await self.asked.wait()
 
     async def start(self) -> None:

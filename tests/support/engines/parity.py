@@ -84,7 +84,7 @@ def check_scales(url: str, model_dir: Path, folder: Path, adapters: Mapping[str,
         check_logprobs(case, answer)
     for case, (name, scale) in zip(cases, asked, strict=False):
         body = {"model": "demo", "adapter": name, "adapter_scale": scale, "input": list(prompt)}
-        answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=60)
+        answer = httpx.post(f"{url}/v1/embeddings", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         assert _most(answer.json()["data"][0]["embedding"], case.reference["embedding"]) <= EMBEDDING_TOLERANCE
 

@@ -44,7 +44,7 @@ class RunningEngine:
         target = self.cache / revision_id.replace(":", "-")
         write_for_engine(adapter, base, self.spec.dtype, target)
         body = {"lora_name": revision_id, "lora_path": str(target)}
-        answer = httpx.post(f"{self.spec.url}/load_lora_adapter", json=body, timeout=60)
+        answer = httpx.post(f"{self.spec.url}/load_lora_adapter", json=body, timeout=120)
         assert answer.json()["success"], answer.text
         return revision_id
 

@@ -34,7 +34,7 @@ class Unified:
 
     def unload(self, adapter: str) -> httpx.Response:
         body = {"lora_name": self.revisions[adapter]}
-        return httpx.post(f"{self.engine.spec.url}/unload_lora_adapter", json=body, timeout=60)
+        return httpx.post(f"{self.engine.spec.url}/unload_lora_adapter", json=body, timeout=120)
 
     def ask(self, case: Case, **fields) -> dict:
         [answer] = self.ask_together([case], **fields)

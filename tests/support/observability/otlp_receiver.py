@@ -52,7 +52,7 @@ class OtlpReceiver:
         with self._changed:
             return list(self._spans)
 
-    def wait(self, is_there: Callable[[list[ReceivedSpan]], bool], within_s: float = 30.0) -> list[ReceivedSpan]:
+    def wait(self, is_there: Callable[[list[ReceivedSpan]], bool], within_s: float = 120.0) -> list[ReceivedSpan]:
         """All spans, once they are as expected."""
         with self._changed:
             found = self._changed.wait_for(lambda: is_there(self._spans), within_s)

@@ -43,25 +43,25 @@ class Prometheus:
     def query_range(self, expression: str, start: float, end: float, step_s: float) -> list[dict[str, Any]]:
         """The series that an expression has between two times. Raises AssertionError with Prometheus' message."""
         parameters: dict[str, Any] = {"query": expression, "start": start, "end": end, "step": step_s}
-        answer = httpx.get(f"{self.url}/api/v1/query_range", params=parameters, timeout=60).json()
+        answer = httpx.get(f"{self.url}/api/v1/query_range", params=parameters, timeout=120).json()
         assert answer["status"] == "success", f"{expression}: {answer.get('error')}"
         return answer["data"]["result"]
 
     def exemplars(self, expression: str) -> list[dict[str, Any]]:
         """The exemplars that the series of an expression have had until now, each with its series' labels."""
         parameters: dict[str, Any] = {"query": expression, "start": 0, "end": time.time() + 60}
-        answer = httpx.get(f"{self.url}/api/v1/query_exemplars", params=parameters, timeout=60).json()
+        answer = httpx.get(f"{self.url}/api/v1/query_exemplars", params=parameters, timeout=120).json()
         assert answer["status"] == "success", answer
         return [{**each, "series": found["seriesLabels"]} for found in answer["data"] for each in found["exemplars"]]
 
     def targets(self) -> dict[tuple[str, str], str]:
         """The health of what it scrapes, by job and URL."""
-        found = httpx.get(f"{self.url}/api/v1/targets", timeout=30).json()["data"]["activeTargets"]
+        found = httpx.get(f"{self.url}/api/v1/targets", timeout=120).json()["data"]["activeTargets"]
         return {(each["labels"]["job"], each["scrapeUrl"]): each["health"] for each in found}
 
     def names(self) -> set[str]:
         """The names of all series."""
-        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=30).json()["data"])
+        return set(httpx.get(f"{self.url}/api/v1/label/__name__/values", timeout=120).json()["data"])
 
 
 @contextlib.contextmanager

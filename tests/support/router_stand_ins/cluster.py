@@ -269,7 +269,7 @@ async def running_cluster(
         admin_url = f"http://127.0.0.1:{admin.getsockname()[1]}"
         cluster = ClusterStandIn(url, admin_url, prefill, decode, unified, server, http, adapters, app.fleet, folder)
         try:
-            await eventually(lambda: asyncio.sleep(0, server.started), bool, within_s=30)
+            await eventually(lambda: asyncio.sleep(0, server.started), bool, within_s=120)
             await cluster.warm()
             expected = num_prefill * num_decode + num_unified
 
@@ -277,14 +277,16 @@ async def running_cluster(
                 page = answer[1]
                 return len(page["placements"]) == expected and all(each["ready"] for each in page["workers"].values())
 
-            await eventually(lambda: cluster.admin("/ready"), is_complete, within_s=30)
+            await eventually(lambda: cluster.admin("/ready"), is_complete, within_s=120)
             yield cluster
         finally:
             server.should_exit = True
             await serving
 
 
-async def eventually(ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 30.0) -> Any:
+async def eventually(
+    ask: Callable[[], Awaitable[Any]], is_right: Callable[[Any], bool], within_s: float = 120.0
+) -> Any:
     """Poll until the answer is right, ever more rarely, since asking takes time. Fails with the last answer."""
     deadline = asyncio.get_running_loop().time() + within_s
     pause_s = 0.005

@@ -38,7 +38,7 @@ class Found:
         workers = (await self.cluster.admin("/ready"))[1]["workers"]
         return {name: worker["ready"] for name, worker in workers.items()}
 
-    async def has(self, *ready: str, unready: Iterable[str] = (), within_s: float = 30) -> None:
+    async def has(self, *ready: str, unready: Iterable[str] = (), within_s: float = 120.0) -> None:
         expected = dict.fromkeys(ready, True) | dict.fromkeys(unready, False)
         await eventually(self.names, lambda names: names == expected, within_s)
 

@@ -51,7 +51,7 @@ async def keyed_cluster(
         async with running_cluster(
             *counts, folder=folder, catalog_url=url, directories={}, **{"auth": {}, "management": True, **config}
         ) as cluster:
-            await eventually(lambda: _loaded(cluster), bool, within_s=30)
+            await eventually(lambda: _loaded(cluster), bool, within_s=120)
             yield KeyedCluster(cluster, catalog)
 
 

@@ -68,7 +68,7 @@ def every_change(folder: Path) -> dict[str, tuple[str, str, dict[str, Any]]]:
 
 async def imported(cluster: ClusterStandIn, name: str) -> None:
     """Wait until an adapter of cluster.yaml is in the catalog."""
-    await eventually(lambda: ask(cluster, "GET", f"/v1/adapters/{name}"), lambda answer: answer[0] == 200, within_s=60)
+    await eventually(lambda: ask(cluster, "GET", f"/v1/adapters/{name}"), lambda answer: answer[0] == 200, within_s=120)
 
 
 async def answered_by(cluster: ClusterStandIn, adapter: str) -> str | int:

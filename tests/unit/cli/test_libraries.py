@@ -79,7 +79,7 @@ def test_pip_output_is_shown_when_it_fails(tmp_path: Path, fails: bool):
         (tools / name).chmod(0o755)
     done = subprocess.run(
         ["make", f"VENV={tmp_path}/venv", f"PYTHON={sys.executable}", "setup"],
-        cwd=ROOT, capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]},
+        cwd=ROOT, capture_output=True, text=True, timeout=120, env={"PATH": os.environ["PATH"]},
     )  # fmt: skip
     assert "1/3 torch" in done.stdout
     if fails:

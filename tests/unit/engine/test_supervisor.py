@@ -126,7 +126,7 @@ async def test_the_value_that_an_argument_cannot_have_is_in_the_reason(tmp_path,
 async def test_an_engine_that_says_nothing_names_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     supervised = Supervised(tmp_path, monkeypatch, "import signal; signal.pause()")
     running = supervised.start("did not answer within 0.1 s, its start_timeout_s: it said nothing", 0.1)
-    await asyncio.wait_for(supervised.found.wait(), 60)
+    await asyncio.wait_for(supervised.found.wait(), 120)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -135,7 +135,7 @@ async def test_files_that_cannot_be_read_in_time(tmp_path: Path, monkeypatch: py
     come = threading.Event()
     supervised = Supervised(tmp_path, monkeypatch, "")
     running = supervised.start("could not be read within 0.2 s", 0.2, check_files=lambda: come.wait(40))
-    await asyncio.wait_for(supervised.found.wait(), 40)
+    await asyncio.wait_for(supervised.found.wait(), 120)
     running.cancel()
     come.set()
     await asyncio.gather(running, return_exceptions=True)
@@ -178,7 +178,7 @@ async def test_a_role_that_changes_while_the_engine_starts(tmp_path: Path, monke
     monkeypatch.setattr(EngineSpec, "client", lambda _spec, _timeout_s: Client())
     engine = EngineSupervisor(spec, 60, note, check_files=check_files)
     running = asyncio.create_task(engine.run())
-    await asyncio.wait_for(supervised.found.wait(), 40)
+    await asyncio.wait_for(supervised.found.wait(), 120)
     assert ({each.role for each in engine.snapshot.reports}, engine.snapshot.num_restarts) == ({"decode"}, 0)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -200,7 +200,7 @@ async def test_a_child_that_holds_the_output_holds_up_no_restart(tmp_path: Path,
     supervised = Supervised(tmp_path, monkeypatch, _LEAVES_A_CHILD, str(children))
     running = supervised.start("restarts: 2")
     try:
-        await asyncio.wait_for(supervised.found.wait(), 40)
+        await asyncio.wait_for(supervised.found.wait(), 120)
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -257,7 +257,7 @@ async def test_an_engine_that_ends_at_start_leaves_no_shared_memory(tmp_path: Pa
     monkeypatch.setattr(supervisor, "_LOOK_S", 0.1)
     supervised = Supervised(tmp_path, monkeypatch, _ENDS_AT_START, str(paths))
     running = supervised.start("restarts: 2")
-    await asyncio.wait_for(supervised.found.wait(), 40)
+    await asyncio.wait_for(supervised.found.wait(), 120)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running

@@ -144,7 +144,7 @@ async def test_a_pushed_adapter(stored: StoredAdapters, running: RunningAgent):
     states = running.control.WatchState(pb.WatchStateRequest())
     await states.read()
     for was_pinned in (False, True):
-        answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=20)
+        answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=120)
         assert answer.was_pinned is was_pinned
     deltas = [(await states.read()).residency for _ in range(2)]
     assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
@@ -174,7 +174,7 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, running: R
         ([nobody, *whole[1:]], grpc.StatusCode.INVALID_ARGUMENT, "begin.revision_id must be", None),
     ):
         async with refused(status, words) as metadata:
-            await running.control.PutAdapter(iter(parts), timeout=20)
+            await running.control.PutAdapter(iter(parts), timeout=120)
         assert metadata.get(ERROR_CODE_KEY) == code
         assert (host.used_bytes, len(host.pins), len(host)) == (0, 0, 0)
 
@@ -193,11 +193,11 @@ async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, running: R
 
     running.engine_is(EngineStatus.DOWN)
     async with refused(grpc.StatusCode.UNAVAILABLE, "the engine of w is not up"):
-        await running.control.PutAdapter(iter(whole), timeout=20)
+        await running.control.PutAdapter(iter(whole), timeout=120)
     running.engine_is(EngineStatus.UP, "two")
     running.agent.hub.update(draining=True)
     async with refused(grpc.StatusCode.UNAVAILABLE, "is draining"):
-        await running.control.PutAdapter(iter(whole), timeout=20)
+        await running.control.PutAdapter(iter(whole), timeout=120)
 
 
 async def test_a_prefill_worker_refuses_adapters_for_all_positions(stored: StoredAdapters, tmp_path: Path):
@@ -269,7 +269,7 @@ async def test_an_engine_is_told_which_adapters_are_in_memory_only(stored: Store
     """It keeps those until their answers end: retracted, a request would find them nowhere."""
     a, b = stored.ids[:2]
     await running.ensure(a)
-    await running.control.PutAdapter(iter(parts_of(stored, b)), timeout=20)
+    await running.control.PutAdapter(iter(parts_of(stored, b)), timeout=120)
 
     def is_memory_only(revision_id: str) -> bool:
         config = running.engine.held[revision_id].path.with_name("adapter_config.json")
@@ -358,6 +358,6 @@ async def test_an_agent_whose_task_fails_does_not_wait_forever(stored: StoredAda
     async with Engine().served() as engine:
         agent = StuckAgent(configured(stored, tmp_path, "unified", engine), "w", tmp_path / "scratch")
         with pytest.raises(SystemExit):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 await agent.run()
         assert exits == [1]

@@ -60,14 +60,14 @@ def test_bounds(request_: Message, words: str):
 async def test_a_heartbeat_below_zero_is_refused_and_nothing_spins(running: RunningAgent):
     for heartbeat_s in (-1.0, 1e-12, math.nan):
         async with refused(INVALID, "heartbeat_s must be"):
-            await running.control.WatchState(pb.WatchStateRequest(heartbeat_s=heartbeat_s), timeout=30).read()
+            await running.control.WatchState(pb.WatchStateRequest(heartbeat_s=heartbeat_s), timeout=120).read()
     assert len(running.agent.hub._watchers) == 0
 
 
 async def test_a_push_of_other_messages_than_chunks_is_refused(stored: StoredAdapters, running: RunningAgent):
     for second in (put(), pb.PutAdapterRequest(), pb.PutAdapterRequest(chunk=b"")):
         async with refused(INVALID):
-            await running.control.PutAdapter(_stream(put(content_bytes=4), second), timeout=30)
+            await running.control.PutAdapter(_stream(put(content_bytes=4), second), timeout=120)
     await _is_unharmed(running, stored)
 
 
@@ -142,8 +142,8 @@ async def _sent(running: RunningAgent, calls: list[tuple[str, list[bytes]]]) -> 
     for (method, requests), (code, details) in zip(calls, codes, strict=True):
         if code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL):
             raise AssertionError(f"{method} of {requests!r} ended with {code}: {details}")
-    await running.control.Undrain(pb.UndrainRequest(), timeout=30)
-    assert (await running.control.Describe(pb.DescribeRequest(), timeout=30)).name == "w"
+    await running.control.Undrain(pb.UndrainRequest(), timeout=120)
+    assert (await running.control.Describe(pb.DescribeRequest(), timeout=120)).name == "w"
 
 
 async def _send(channel: grpc.aio.Channel, method: str, requests: list[bytes]) -> tuple[grpc.StatusCode, str]:

@@ -45,7 +45,7 @@ def test_a_folder_that_hides_a_package_of_ours_is_refused(tmp_path: Path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
     )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert f"the package 'training' is {tmp_path}/training/__init__.py, and not {ROOT}/training" in ran.stderr

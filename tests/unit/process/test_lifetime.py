@@ -65,7 +65,7 @@ def test_stop_signal_counts_from_the_call_on(number: signal.Signals):
     async def stopped() -> signal.Signals:
         stop = stop_signal()
         signal.raise_signal(number)
-        return await asyncio.wait_for(stop, 30)
+        return await asyncio.wait_for(stop, 120)
 
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -32,7 +32,7 @@ ROLES = {"p0": "prefill", "d0": "decode"}
 
 
 def get(url: str) -> tuple[int, dict]:
-    answer = httpx.get(url, timeout=5)
+    answer = httpx.get(url, timeout=120)
     return answer.status_code, answer.json()
 
 
@@ -175,7 +175,7 @@ def test_an_admin_port_that_is_taken_is_named(tmp_path: Path) -> None:
         taken = other.getsockname()[1]
         config = cluster_file(tmp_path, port, router={"port": port, "admin": {"port": taken}})
         command = [sys.executable, "-m", "cli.main", "router", "--config", str(config)]
-        done = subprocess.run(command, cwd=repository_root(), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=repository_root(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
     assert f"router.admin.port: 127.0.0.1:{taken} is not available" in done.stderr
 

@@ -280,7 +280,7 @@ async def test_a_collector_that_hangs(receiver: OtlpReceiver, monkeypatch: pytes
         async with asyncio.timeout(120):
             found = await asyncio.gather(*(ask(cluster, {}, adapter="a0", stream=True) for _ in range(40)))
         assert {status for status, _ in found} == {200}
-        await eventually(lambda: asyncio.sleep(0, receiver.num_exports), bool, within_s=60)
+        await eventually(lambda: asyncio.sleep(0, receiver.num_exports), bool, within_s=120)
         assert receiver.num_exports == 1
     receiver.may_answer.set()  # the export has been held until now
     receiver.wait(lambda spans: len(spans) >= 10)

@@ -237,7 +237,7 @@ def test_backups_beside_imports_deletions_and_collections(library, lora, databas
         working = [pool.submit(churn, worker) for worker in range(2)]
         try:
             for number in range(8):
-                assert all(collections.acquire(timeout=60) for _ in range(2))
+                assert all(collections.acquire(timeout=120) for _ in range(2))
                 done = backed_up()
                 assert done.lacking == []
                 folder.fetch_catalog(done.catalog, tmp_path / f"{number}.db")

@@ -131,7 +131,7 @@ async def test_every_bad_endpoint_is_a_kind_of_its_own(name: str):
 async def test_a_hang_ends_at_the_timeout_and_what_came_before_is_kept():
     record = await ask(MockServer(hang), timeout_s=3.0)  # long enough for the first event on a slow machine
     assert (record.error, len(record.token_s)) == (TIMED_OUT, 1)
-    assert record.e2e_s >= 3.0
+    assert record.e2e_s > 2.9  # the event loop's timers are as coarse as a millisecond
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ async def test_it_is_out_of_service_at_once_and_drained_when_idle(tmp_path: Path
 async def test_at_the_deadline_it_says_that_it_is_not_idle(tmp_path: Path):
     async with draining_agent(tmp_path, drain_timeout_s=0.2) as (agent, control, engine):
         engine.num_running = 1
-        assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 30)).idle  # the worker's own timeout
+        assert not (await asyncio.wait_for(control.Drain(pb.DrainRequest()), 120)).idle  # the worker's own timeout
         assert agent.hub.state.draining
 
 
@@ -75,7 +75,7 @@ async def test_undrain_ends_the_wait_and_brings_it_back(tmp_path: Path):
         drain = asyncio.ensure_future(control.Drain(pb.DrainRequest(deadline_s=30)))
         await state_where(agent, draining=True)
         assert (await control.Undrain(pb.UndrainRequest())).was_draining
-        assert not (await asyncio.wait_for(drain, 30)).idle
+        assert not (await asyncio.wait_for(drain, 120)).idle
         await state_where(agent, draining=False, ready=True, reason="")
 
 
@@ -104,9 +104,9 @@ async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Pa
         await state_where(agent, draining=True)
         async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="is stopping") as caught:
-                await WorkerControlStub(channel).Undrain(pb.UndrainRequest(), timeout=5)
+                await WorkerControlStub(channel).Undrain(pb.UndrainRequest(), timeout=120)
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await run
         assert asyncio.get_running_loop().time() - began_at >= 2.0
 

@@ -52,7 +52,7 @@ async def ask(agent: DecodeAgent, **fields: Any) -> str:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{agent.worker.control_port}") as channel:
         request = pb.ChangeRoleRequest(**{"role": pb.ROLE_PREFILL, "deadline_s": 60, **fields})
         try:
-            await WorkerControlStub(channel).ChangeRole(request, timeout=60)
+            await WorkerControlStub(channel).ChangeRole(request, timeout=120)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
     return ""

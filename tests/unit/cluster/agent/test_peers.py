@@ -33,6 +33,6 @@ async def test_an_agent_without_descriptors_keeps_its_engine(tmp_path, monkeypat
     peers = Peers(config, None, PLAIN, on_change=lambda: None, on_leave=lambda _: None, on_hosts=write)
     peers._followed.add(Found())  # type: ignore[arg-type]
     peers.changed()
-    await asyncio.wait_for(written.wait(), 30)
+    await asyncio.wait_for(written.wait(), 120)
     peers.changed()
     assert told == [frozenset({"10.0.0.7"})] * 3

@@ -90,7 +90,7 @@ async def outcome(stub: Any, method: str) -> grpc.StatusCode:
         "Undrain": pb.UndrainRequest(),
         "ChangeRole": pb.ChangeRoleRequest(role=pb.ROLE_PREFILL),
     }
-    call = getattr(stub, method)(requests[method], timeout=10)
+    call = getattr(stub, method)(requests[method], timeout=120)
     try:
         if method == "WatchState":
             assert (await call.read()).ready is False
@@ -142,7 +142,7 @@ async def test_keys_of_engines_are_for_those_who_send_requests(ca: Authority, ro
         served(issued(ca, "decode", "d"), roles_change=roles_change) as (_, address),
         called(issued(ca, role, "caller"), address) as stub,
     ):
-        described = await stub.Describe(pb.DescribeRequest(), timeout=10)
+        described = await stub.Describe(pb.DescribeRequest(), timeout=120)
     assert bool(described.engine_key) is (role in ("router", "switching" if roles_change else "prefill"))
 
 
@@ -321,7 +321,7 @@ async def test_a_peer_is_watched_over_tls(ca: Authority):
         )
         peer = Peer(contact, changed.set, Transport(issued(ca, "prefill", "p")))  # type: ignore[arg-type]
         async with meanwhile(peer.run()):
-            await asyncio.wait_for(changed.wait(), 10)
+            await asyncio.wait_for(changed.wait(), 120)
             assert peer.state is not None
             assert not peer.state.residency.resident  # of 100,000 adapters it has no use for one
     assert peer.description is not None
@@ -334,7 +334,7 @@ class TestWorkersOfUnknownName:
     async def test_it_is_the_one_that_its_certificate_names(self, ca: Authority):
         async with served(issued(ca, "decode", "d")) as (_, address):
             channel = AgentChannel(Transport(issued(ca, "router", "r")), address, "decode", "")
-            described = await (await channel.stub()).Describe(pb.DescribeRequest(), timeout=10)
+            described = await (await channel.stub()).Describe(pb.DescribeRequest(), timeout=120)
             channel.check_name(described.name)
             with pytest.raises(DescriptionRefused, match="its name is 'e', and its certificate is that of 'd'"):
                 channel.check_name("e")

@@ -11,7 +11,7 @@ from cluster.control.worker_state import WorkerStateHub
 async def collect(hub: WorkerStateHub, changes: Callable[[], None], count: int) -> list[pb.WorkerState]:
     """The first states that a watcher gets; the changes come after the first."""
     states: list[pb.WorkerState] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         async for state in hub.watch(5.0):
             states.append(state)
             if len(states) == 1:

@@ -57,4 +57,4 @@ def test_the_unspecified_address_is_of_both_families():
     with bound_listener("router.port", "::", 0) as listener:
         listener.listen()
         for host in ("127.0.0.1", "::1"):
-            socket.create_connection((host, listener.getsockname()[1]), timeout=60).close()
+            socket.create_connection((host, listener.getsockname()[1]), timeout=120).close()

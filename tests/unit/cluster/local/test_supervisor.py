@@ -115,7 +115,7 @@ def test_what_ends_by_itself_before_all_are_ready_ends_up(tmp_path: Path, monkey
 
     monkeypatch.setattr(LocalCluster, "_launch", launch)
     with pytest.raises(StartError) as caught:
-        asyncio.run(asyncio.wait_for(started(config_in(tmp_path, trainer=TRAINER), tmp_path / "logs"), 60))
+        asyncio.run(asyncio.wait_for(started(config_in(tmp_path, trainer=TRAINER), tmp_path / "logs"), 120))
     assert str(caught.value) == f"{name} cannot start: {reason} (see {tmp_path}/logs/{name}.log)"
     assert launched == ["u", "router", "trainer"]
 
@@ -135,7 +135,7 @@ async def test_what_is_killed_before_all_are_ready_is_started_again(tmp_path: Pa
     monkeypatch.setattr(cluster, "_launch", launch)
     keeper = asyncio.create_task(cluster._keep("u"))
     cluster._processes["u"].kill()
-    await asyncio.wait_for(again.wait(), 60)
+    await asyncio.wait_for(again.wait(), 120)
     keeper.cancel()
     assert cluster._failed == {}
     await cluster.stop()

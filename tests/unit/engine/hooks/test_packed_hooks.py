@@ -50,9 +50,9 @@ def load_on_ranks(folder: Path, *successes: tuple[bool, ...]) -> list[list[tuple
     ]
     for process in ranks:
         process.start()
-    found = dict(answers.get(timeout=60) for _ in ranks)
+    found = dict(answers.get(timeout=120) for _ in ranks)
     for process in ranks:
-        process.join(60)
+        process.join(120)
     return [found[rank] for rank in range(len(ranks))]
 
 

@@ -60,6 +60,6 @@ class TestStopping:
             streaming = asyncio.create_task(cluster.stream(prompt="Hi"))
             await cluster.has_phase("relaying")
             cluster.server.should_exit = True
-            events = await asyncio.wait_for(streaming, 30)
+            events = await asyncio.wait_for(streaming, 120)
             assert json.loads(events[-1])["error"]["code"] == "router_stopping"
             await eventually(lambda: asyncio.sleep(0, len(cluster.decode[0].engine.aborted)), bool)

@@ -152,7 +152,7 @@ async def test_an_error_that_nobody_foresaw_ends_the_call() -> None:
     call = EngineCall(engines, worker, "/", b"{}", "rid", WorkerLoads().add("d0"), NO_SPAN)
     call.start()
     with pytest.raises(ValueError, match="nobody foresaw this"):
-        await asyncio.wait_for(call.output, 30)
+        await asyncio.wait_for(call.output, 120)
     call.leave()
 
 

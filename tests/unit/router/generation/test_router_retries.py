@@ -83,7 +83,7 @@ class TestAWorkerThatIsLate:
             await asyncio.sleep(0.1)
             assert not asking.done()
             await second.restart_agent()
-            answer = await asyncio.wait_for(asking, 30)
+            answer = await asyncio.wait_for(asking, 120)
             assert answer[-1] == b"[DONE]" if stream else answer[0] == 200
             assert cluster.num_bodies == nums_asked
 
@@ -115,7 +115,7 @@ class TestAWorkerThatIsLate:
             await until(lambda: len(first.engine.bodies))
             await second.change(ready=False, incarnation="u1-2", reason="its engine is not warm yet")
             await second.restart_agent()
-            assert (await asyncio.wait_for(asking, 30))[:2] == (502, "worker_lost")
+            assert (await asyncio.wait_for(asking, 120))[:2] == (502, "worker_lost")
             assert cluster.num_bodies == [1, 0]
 
     @pytest.mark.slow
@@ -177,4 +177,4 @@ class TestAWorkerThatIsNotExpectedBack:
             worker.ensure_delay_s = 30.0
             await until(lambda: worker.ensured)
             await loses_contact(cluster, worker)
-            await asyncio.wait_for(asking, 30)
+            await asyncio.wait_for(asking, 120)

@@ -136,7 +136,8 @@ async def dripped(listener: Listener, begin: bytes, drip: bytes) -> bytes:
     reader, writer = await listener.open(begin)
     answer = asyncio.create_task(until_closed(reader))  # in time, or it raises TimeoutError
     while not answer.done():
-        writer.write(drip)
+        if not writer.is_closing():  # uvloop refuses to write to a closed connection
+            writer.write(drip)
         await asyncio.sleep(0.02)
     return await answer
 

@@ -136,7 +136,7 @@ async def test_random_connections(num_cases: int) -> None:
     for number in range(num_cases):
         stream, is_right = random_stream(random)
         pieces, expected = random_pieces(random, stream), framing_of(stream)
-        outcome = await asyncio.wait_for(router.read(pieces), 60)
+        outcome = await asyncio.wait_for(router.read(pieces), 120)
         found = differences(outcome, expected, pieces, is_right)
         assert not found, (
             f"case {number}: {found}: {stream!r}\nin {len(pieces)} pieces\nrouter {outcome}\nh11 {expected}"

@@ -131,7 +131,7 @@ async def served(
             writer.write(LAST)  # closes a connection that is still open
         while part := await reader.read(65536):
             answer += part
-    except (ConnectionError, ssl.SSLError):
+    except (ConnectionError, ssl.SSLError, RuntimeError):  # RuntimeError: uvloop's, of a closed connection
         pass  # the listener had closed while this side was still sending
     finally:
         writer.transport.abort()

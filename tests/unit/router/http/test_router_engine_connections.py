@@ -64,7 +64,7 @@ async def an_engine(
         writer.close()
 
     connections = EngineConnections(connect_timeout_s=2, idle_s=idle_s, most=2)
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(10):
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(120):
         yield connections, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", accepted
         connections.close()
 
@@ -130,7 +130,7 @@ async def test_there_are_no_more_than_are_allowed() -> None:
         assert await Exchange(third).ended == b"ok"
         assert [connections.take(url) for _ in range(3)] == [third, second, None]
         assert len(connections) == 2
-        await asyncio.wait_for(accepted[0].wait_closed(), 10)
+        await asyncio.wait_for(accepted[0].wait_closed(), 120)
 
 
 async def test_one_that_cannot_be_made_takes_no_place() -> None:

@@ -67,7 +67,7 @@ async def test_a_slow_reader_stops_the_engine_and_gets_everything(num_choices: i
     buffered = protocol.transport.get_write_buffer_size()
     assert HIGH_WATER_LIMIT / 2 < buffered < num_choices * (READ_BYTES + 2 * len(WORD)) + HIGH_WATER_LIMIT
 
-    body = await asyncio.wait_for(unchunked(reader), 60)
+    body = await asyncio.wait_for(unchunked(reader), 120)
     assert body.count(WORD.encode()) == num_choices * len(engine.words)
     assert body.endswith(b"data: [DONE]\n\n")
     writer.close()
@@ -77,7 +77,7 @@ async def test_requests_of_a_pipeline_are_answered_in_order(cluster: ClusterStan
     cluster.decode[0].engine.event_gap_s = 0.02
     reader, writer = await connect(cluster)
     writer.write(post_bytes(prompt="Hi", stream=True) * 2)
-    bodies = [await asyncio.wait_for(unchunked(reader), 30) for _ in range(2)]
+    bodies = [await asyncio.wait_for(unchunked(reader), 120) for _ in range(2)]
     ids = [json.loads(body.split(b"\n\n")[0].removeprefix(b"data: "))["id"] for body in bodies]
     assert ids == [request["rid"] for request in cluster.decode[0].engine.requests]
     assert all(body.endswith(b"data: [DONE]\n\n") for body in bodies)
@@ -91,7 +91,7 @@ async def test_an_engine_that_does_not_end_its_message_after_the_last_event(clus
         await asyncio.sleep(3600)
 
     cluster.decode[0].engine.behaviours = [never_ends]
-    events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 30)
+    events = await asyncio.wait_for(cluster.stream(prompt="Hi"), 120)
     assert (len(events), events[-1]) == (3, b"[DONE]")
     await eventually(lambda: asyncio.sleep(0, cluster.decode[0].engine.num_running), lambda n: n == 0)
 

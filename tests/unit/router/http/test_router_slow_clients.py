@@ -68,7 +68,7 @@ async def check(num_idle: int, num_slow: int) -> None:
                 address = ("127.0.0.1", int(cluster.url.rpartition(":")[2]))
                 await asyncio.get_running_loop().sock_connect(each, address)
                 await asyncio.get_running_loop().sock_sendall(each, data)
-            await eventually(lambda: _num_relaying(cluster), lambda found: found == num_slow, within_s=60)
+            await eventually(lambda: _num_relaying(cluster), lambda found: found == num_slow, within_s=120)
             for _ in range(20):
                 async with asyncio.timeout(10):
                     assert (await cluster.post(prompt="Hi"))[0] == 200
@@ -78,7 +78,7 @@ async def check(num_idle: int, num_slow: int) -> None:
         finally:
             for each in sockets:
                 each.close()
-        await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda running: running == 0, within_s=60)
+        await eventually(lambda: asyncio.sleep(0, engine.num_running), lambda running: running == 0, within_s=120)
         assert await _num_relaying(cluster) == 0
         assert (await cluster.post(prompt="Hi"))[0] == 200
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -107,7 +108,7 @@ async def raw(keyed: KeyedCluster, *headers: str, path: str = "/v1/models") -> i
     lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers, "", ""]
     reader, writer = await keyed.cluster.open("\r\n".join(lines).encode("latin-1"))
     try:
-        return int((await asyncio.wait_for(reader.read(), 30)).split(b" ")[1])
+        return int((await asyncio.wait_for(reader.read(), 120)).split(b" ")[1])
     finally:
         writer.close()
 
@@ -199,18 +200,23 @@ async def test_cached_counts_tell_of_the_own_tenant_only(tmp_path: Path, of: str
 
 @pytest.mark.slow
 async def test_unknown_and_forbidden_names_take_the_same_steps(keyed: KeyedCluster):
-    """By the fewest calls that five tries took, in random order, over one connection: other tasks only add calls."""
+    """By the fewest calls that five tries took, in random order, over one connection: other tasks only add calls.
+
+    So the fewest of both meet sooner or later; had one of them more steps, they never would.
+    """
     beta = await keyed.key("beta", {Scope.INFER, Scope.ADAPTERS_READ})
     took: dict[str, list[int]] = {"acme/bot": [], "acme/bop": []}
     answers: dict[str, set[str]] = {name: set() for name in took}
     random = Random(1)
-    while any(numbers.count(min(numbers, default=0)) < 5 for numbers in took.values()):
+
+    def fewest(numbers: list[int]) -> float:
+        return next((number for number in sorted(set(numbers)) if numbers.count(number) >= 5), math.inf)
+
+    while not abs(fewest(took["acme/bot"]) - fewest(took["acme/bop"])) <= 2:
         name = random.choice(list(took))
         with Calls(builtins=True) as calls:
             status, answer = await keyed.complete(beta, adapter=name)
         took[name].append(calls.number)
         answers[name].add(f"{status} {answer}".replace(name, "NAME"))
-        assert len(took[name]) < 1000, took
+        assert len(took[name]) < 400, took
     assert answers["acme/bot"] == answers["acme/bop"]
-    forbidden, unknown = map(min, took.values())
-    assert abs(forbidden - unknown) <= 2, took

@@ -110,7 +110,7 @@ class TestUpload:
                 await asyncio.sleep(gap_s)
                 yield chunk
 
-        async with asyncio.timeout(60), managing(body_timeout_s=1.0 if gap_s else 60.0) as cluster:
+        async with asyncio.timeout(120), managing(body_timeout_s=1.0 if gap_s else 60.0) as cluster:
             before = left_over()
             try:
                 found, answer = await sent(cluster, chunks())

@@ -65,6 +65,11 @@ async def used(cluster: ClusterStandIn, num_requests: int) -> tuple[int, ...]:
     return tuple(found[0][name] for name in COUNTS) if found else (0,) * 5
 
 
+def logged(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The line of each request."""
+    return [record.__dict__["fields"] for record in caplog.records if record.name == "router.api.request_record"]
+
+
 # A stand-in counts 7 tokens of each prompt and 3 of each answer.
 REQUESTS: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("completions", {"prompt": "Hi"}, (1, 0, 7, 2, 3)),
@@ -94,9 +99,7 @@ async def test_what_engines_count(workers: tuple[int, int, int], caplog: pytest.
                 await response.read()
             expected = tuple(map(sum, zip(expected, counts, strict=True)))
             assert await used(cluster, expected[0]) == expected, (path, fields)
-            line = [
-                record.__dict__["fields"] for record in caplog.records if record.name == "router.api.request_record"
-            ][-1]
+            line = logged(caplog)[-1]
             assert tuple(line[name] for name in COUNTS[2:]) == counts[2:]
             assert (line["tenant"], "key" in line, "tokens_are_estimated" in line) == ("default", False, False)
         assert 'prelude_router_tenant_tokens_total{kind="output",tenant="other"} 42.0' in await cluster.metrics_page()
@@ -117,7 +120,8 @@ async def test_what_was_refused_or_came_to_nothing_costs_nothing(caplog: pytest.
         await cluster.has_phase("waiting_first_event")
         leaving.cancel()
         await cluster.is_idle()
-        assert not any("prompt_tokens" in record.__dict__["fields"] for record in caplog.records)
+        assert len(logged(caplog)) == 5
+        assert not any("prompt_tokens" in line for line in logged(caplog))
         assert (await cluster.post(prompt="Hi"))[0] == 200
         assert await used(cluster, 1) == (1, 0, 7, 0, 3)
 

@@ -148,7 +148,7 @@ class TestNames:
             await asyncio.to_thread(was_read.wait, 30)
             await adapters.refresh()
             try:
-                assert await asyncio.wait_for(adapters.resolve("a0"), 30) == "new"
+                assert await asyncio.wait_for(adapters.resolve("a0"), 120) == "new"
             finally:
                 go_on.set()
             assert await before == "old"
@@ -163,7 +163,7 @@ class TestNames:
             answers = threading.Event()
             adapters._resolver.resolve = lambda _: answers.wait(60)  # type: ignore[assignment, method-assign, return-value]
             try:
-                assert await asyncio.wait_for(code_of(adapters.resolve("a0")), 30) == "catalog_unavailable"
+                assert await asyncio.wait_for(code_of(adapters.resolve("a0")), 120) == "catalog_unavailable"
             finally:
                 answers.set()
 
@@ -175,7 +175,7 @@ class TestOutages:
         async with AsyncExitStack() as stack:
             with database.down(catalog):
                 assert not adapters.open()
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(120):
                     await stack.enter_async_context(adapters.following())
                 assert await code_of(adapters.resolve("a0")) == "catalog_unavailable"
                 assert await code_of(adapters.resolve("a b")) == "invalid_adapter_reference"

@@ -217,7 +217,7 @@ def test_who_reads_the_log_waits_for_no_write(tmp_path: Path):
     begun.wait()
     reading = threading.Thread(target=journal.get, args=(Session, "s"))
     reading.start()
-    reading.join(30)
+    reading.join(120)
     assert (reading.is_alive(), writing.is_alive(), journal.get(Session, "t")) == (False, True, None)
     go_on.set()
     writing.join()

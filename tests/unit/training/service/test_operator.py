@@ -276,7 +276,7 @@ def test_the_log_gets_no_command_of_a_model_that_is_gone(
         assert reading.begun.wait(60)
         wait_until(lambda: len(live.accepting._waiters or ()) == 1)
         removing = {"authorization": f"Bearer {SECRET}"}
-        removed = pool.submit(httpx.delete, f"{trainer}/tenants/acme", headers=removing, timeout=60)
+        removed = pool.submit(httpx.delete, f"{trainer}/tenants/acme", headers=removing, timeout=120)
         wait_until(lambda: len(live.accepting._waiters or ()) == 2)
         late = pool.submit(client.forward_backward, model, 3, *data(3))
         wait_until(lambda: len(live.accepting._waiters or ()) == 3)

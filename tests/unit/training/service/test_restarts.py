@@ -142,7 +142,7 @@ def test_what_was_told_long_ago_is_forgotten_and_not_done_again(
     told, forget = threading.Semaphore(0), Journal.forget
 
     def forget_once_told(journal: Journal, known: Model) -> None:
-        assert told.acquire(timeout=60)
+        assert told.acquire(timeout=120)
         forget(journal, known)
 
     monkeypatch.setattr(Journal, "forget", forget_once_told)
