@@ -141,11 +141,12 @@ class HostMemory:
             async with self._eviction_lock:  # first come, first served: small adapters do not starve a large one
                 pause_s = _RETRY_S[0]
                 while self.used_bytes + num_bytes > self.budget_bytes:
+                    lease_end_s = self._next_lease_end()  # read first: it may pass during the round
                     if await self._make_room():
                         pause_s = _RETRY_S[0]
                         continue
                     on_blocked(self._full(revision_id, num_bytes))
-                    await self._wait_for_change(within_s=min(pause_s, self._next_lease_end_s()))
+                    await self._wait_for_change(min(pause_s, lease_end_s - asyncio.get_running_loop().time()))
                     pause_s = min(2 * pause_s, _RETRY_S[1])
                 on_blocked(None)
                 if not self._spares.has(num_bytes):
@@ -292,10 +293,10 @@ class HostMemory:
             return "leased to a request"
         return ""
 
-    def _next_lease_end_s(self) -> float:
-        """Seconds until the first of the leases ends; infinite without any."""
+    def _next_lease_end(self) -> float:
+        """When the first of the leases ends, in the event loop's time; infinite without any."""
         now = asyncio.get_running_loop().time()
-        ends = (each.lease_until_s - now for each in self._entries.values() if each.lease_until_s > now)
+        ends = (each.lease_until_s for each in self._entries.values() if each.lease_until_s > now)
         return min(ends, default=math.inf)
 
     def _evict(self, entry: HostEntry, is_ahead: bool = False, is_by_name: bool = False) -> asyncio.Task[bool]:

@@ -22,7 +22,7 @@ def call_of(trace: int, *, is_sampled: bool = True) -> tuple[tuple[str, str], ..
 async def traced(
     stored: StoredAdapters, folder: Path
 ) -> AsyncIterator[tuple[RunningAgent, dict[int, list[ReceivedSpan]]]]:
-    """An agent, and after the block the spans that came of it, by number of their trace, in order of their begin."""
+    """An agent, and after the block the spans that came of it, by number of their trace"""
     found: dict[int, list[ReceivedSpan]] = {}
     with otlp_receiver() as receiver:
         tracing = tracing_to(receiver, "w")
@@ -30,7 +30,7 @@ async def traced(
             running.agent.tracing = tracing
             yield running, found
         send_all(tracing)
-        for span in sorted(receiver.spans, key=lambda each: each.start_ns):
+        for span in receiver.spans:
             found.setdefault(int(span.trace_id, 16), []).append(span)
 
 
@@ -43,8 +43,8 @@ async def test_a_cold_load_and_a_resident_adapter(stored: StoredAdapters, tmp_pa
         await running.ensure(revision, metadata=(("traceparent", "nonsense"),))
         await running.ensure(revision)
     assert set(spans) == {1, 2}
-    ensure = spans[1][0]
-    assert (ensure.name, ensure.parent_id, ensure.instance) == ("EnsureAdapter", CALLER_ID, "w")
+    (ensure,) = [each for each in spans[1] if each.name == "EnsureAdapter"]
+    assert (ensure.parent_id, ensure.instance) == (CALLER_ID, "w")
     assert ensure.attributes.items() >= {"prelude.worker": "w", "prelude.revision": revision}.items()
     assert ensure.attributes["prelude.load_s"] > 0
     assert {each.name for each in children_of(ensure, spans[1])} == {"load queue", "load adapter"}
@@ -69,5 +69,6 @@ async def test_who_waits_for_the_load_of_another_request_is_linked_to_it(stored:
         running.engine.may_answer.set()
         await asyncio.gather(*calls)
     (waiting,) = spans[2]
-    assert waiting.links == (spans[1][0].span_id,)
-    assert spans[1][0].links == ()
+    (first,) = [each for each in spans[1] if each.name == "EnsureAdapter"]
+    assert waiting.links == (first.span_id,)
+    assert first.links == ()

@@ -5,6 +5,7 @@ import gc
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.adapters.full_disk import files_of_at_most
@@ -86,11 +87,19 @@ async def test_a_request_that_came_too_late_gets_a_longer_lease(stored: StoredAd
         await worker.residency.ensure(b, 5)
 
 
+@pytest.mark.parametrize("is_during_a_round", [False, True])
 async def test_a_load_waits_no_longer_than_for_the_next_end_of_a_lease(
-    stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_during_a_round: bool, stored: StoredAdapters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """There are pauses between rounds, and leases end without a notice."""
     monkeypatch.setattr(host_memory, "_RETRY_S", (60.0, 60.0))
+    full = host_memory.HostMemory._full
+
+    def full_a_second_later(*arguments: Any) -> Any:
+        time.sleep(is_during_a_round)
+        return full(*arguments)
+
+    monkeypatch.setattr(host_memory.HostMemory, "_full", full_a_second_later)
 
     a, b = stored.ids[:2]
     async with running_worker(stored, tmp_path, host=1, lease_s=0.7) as worker:
