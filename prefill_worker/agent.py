@@ -11,11 +11,11 @@ from cluster.config.schema import ClusterConfig
 from cluster.control import control_pb2 as pb
 from engine.errors import EngineError
 from prefill_worker.adapter_holder import AdapterHolder
-from prefill_worker.warm_up import to_nobody, warm_engine, warm_pair
+from prefill_worker.warm_up import FIRST_TRY_S, TRY_S, to_nobody, warm_engine, warm_pair
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0
+_RETRY_S = 3.0  # by then the decode engine knows that an earlier prefill engine has gone
 
 
 class PrefillAgent(AdapterHolder):
@@ -94,11 +94,16 @@ class PrefillAgent(AdapterHolder):
         is_used = peer.state is not None and peer.state.ready
         if is_used and not self.was_used:  # the peer may be full, and takes part only where it has to
             await warm_engine(self.engine, description.model, to_nobody)
-        if is_used and not is_retry and peer.state is not None and peer.state.load.awaiting_room_requests:
-            note_warm()  # users' requests would wait there as well, behind the one that sets up the connections
+        within_s = TRY_S
+        if is_used and not is_retry and peer.state is not None:
+            if peer.state.load.awaiting_room_requests:
+                note_warm()  # users' requests would wait there as well, behind the one that sets up the connections
+            else:
+                within_s = FIRST_TRY_S
         await warm_pair(
-            self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer, were_used=is_used
-        )
+            self.engine, description.kv_host, description.kv_bootstrap_port, description.model, peer,
+            were_used=is_used, within_s=within_s,
+        )  # fmt: skip
         note_warm()
 
     def _fits(self, ours: pb.WorkerDescription, peer: Peer) -> bool:

@@ -18,7 +18,10 @@ from engine.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-_TIMEOUT_S = 60.0
+TRY_S = 60.0
+# The first request of engines that were used. A decode engine that knows an earlier prefill engine of this address, one
+# that was killed, waits for that one, and asks for the new one after a failure.
+FIRST_TRY_S = 10.0
 _PROMPT_TOKENS = 4
 CACHE_NAMESPACE = "prelude-warm-up|"  # not a valid tenant name, so no prefix is shared with users
 # Together they run every sampler, penalty and kind of output once: GPU kernels are compiled and loaded at first use.
@@ -65,7 +68,7 @@ async def warm_engine(engine: EngineClient, model: str, handoff: Callable[[], di
     for fields in WARM_UP_REQUESTS:
         body = _warm_up_body(model, fields)
         try:
-            await engine.complete({**body, **handoff(), "extra_key": CACHE_NAMESPACE}, _TIMEOUT_S)
+            await engine.complete({**body, **handoff(), "extra_key": CACHE_NAMESPACE}, TRY_S)
         except EngineError:
             await _abort(engine, body["rid"])
             raise
@@ -73,7 +76,14 @@ async def warm_engine(engine: EngineClient, model: str, handoff: Callable[[], di
 
 
 async def warm_pair(
-    prefill: EngineClient, kv_host: str, kv_bootstrap_port: int, model: str, decode: Peer, *, were_used: bool
+    prefill: EngineClient,
+    kv_host: str,
+    kv_bootstrap_port: int,
+    model: str,
+    decode: Peer,
+    *,
+    were_used: bool,
+    within_s: float = TRY_S,
 ) -> None:
     """Return once the pair has transferred KV cache. On EngineError the requests are aborted on both engines.
 
@@ -87,15 +97,15 @@ async def warm_pair(
     async with aclosing(client) as decode_engine:
         for fields in WARM_UP_REQUESTS[:1] if were_used else WARM_UP_REQUESTS:
             handoff = {"bootstrap_host": kv_host, "bootstrap_port": kv_bootstrap_port}
-            await _send_request(prefill, decode_engine, {**_warm_up_body(model, fields), **handoff})
+            await _send_request(prefill, decode_engine, {**_warm_up_body(model, fields), **handoff}, within_s)
     log.info("pair warm", extra={"fields": {"decode": decode.name, "seconds": round(time.monotonic() - started_at, 3)}})
 
 
-async def _send_request(prefill: EngineClient, decode: EngineClient, body: dict[str, Any]) -> None:
+async def _send_request(prefill: EngineClient, decode: EngineClient, body: dict[str, Any], within_s: float) -> None:
     body["bootstrap_room"] = secrets.randbits(63)
     calls = [
-        asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, _TIMEOUT_S), name="prefill call"),
-        asyncio.create_task(decode.complete(body, _TIMEOUT_S), name="decode call"),
+        asyncio.create_task(prefill.complete({**body, "extra_key": CACHE_NAMESPACE}, within_s), name="prefill call"),
+        asyncio.create_task(decode.complete(body, within_s), name="decode call"),
     ]
     try:
         await asyncio.gather(*calls)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.hooks.hook import SWITCHING, module_with
-from engine.hooks.kv import connections, role_change
+from engine.hooks.kv import role_change
 from engine.hooks.report import REPORT_DIR_VARIABLE, ROLE_VARIABLE, report
 from engine.hooks.settings import ResolvedSettings, check_role
 from engine.vital_signs import Vitals
@@ -64,7 +64,7 @@ _prefilling: dict[int, tuple[Any, int]] = {}
 
 
 def live(_result, scheduler, _received):
-    """Count a pass of the scheduler's loop. Every second, ask parts that sleep, and forget ended prefill engines."""
+    """Count a pass of the scheduler's loop. Every second, ask the parts that sleep until they get a message."""
     global _asked_at
     rank = _rank()
     _own_vitals(f"scheduler-{rank}").live()
@@ -79,8 +79,6 @@ def live(_result, scheduler, _received):
     if scheduler.disaggregation_mode.value == "prefill" and _vitals(f"kv-{rank}").ask():
         manager = scheduler.disagg_prefill_bootstrap_queue.kv_manager
         _to_kv_thread(manager).send_multipart(_KV_QUESTION)
-    if scheduler.disaggregation_mode.value == "decode":
-        connections.forget_prefill_engines(scheduler.disagg_decode_prealloc_queue.kv_manager)
 
 
 def detokenizer_answers(_result, _detokenizer, request):

@@ -1,6 +1,5 @@
 """Bodies of the hooks into connections of ranks: for KV and for messages, made again; and NIXL's progress thread."""
 
-import contextlib
 import logging
 import os
 import sys
@@ -71,31 +70,6 @@ def connect_until_it_works(original, manager, endpoint, is_ipv6=False):
             socket.setsockopt(zmq.RECONNECT_IVL_MAX, _RETRY_AT_MOST_MS)
             socket.connect(endpoint)
         return socket
-
-
-def has_ended(info):
-    """Whether the connection to a prefill rank has broken. For the scheduler's thread, which makes and uses it."""
-    import zmq
-    from sglang.srt.disaggregation.common.conn import CommonKVReceiver
-    from sglang.srt.utils.network import NetworkAddress
-
-    endpoint = NetworkAddress(info["rank_ip"], int(info["rank_port"])).to_tcp()
-    with CommonKVReceiver._global_lock, contextlib.suppress(KeyError, zmq.ZMQError):  # none, or no monitor
-        socket = CommonKVReceiver._socket_cache[endpoint]
-        return bool(socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED).poll(0))
-    return False
-
-
-def forget_prefill_engines(manager, is_gone=has_ended):
-    """Let a decode engine forget prefill engines of which a rank is gone: their rooms fail, later ones find the next.
-
-    SGLang forgets one whose three heartbeats in a row have failed. One that is started again sooner answers them.
-    """
-    with manager.connection_lock:
-        known = list(manager.connection_pool.items())
-    for key, infos in known:
-        if any(map(is_gone, infos)):
-            manager._handle_node_failure(key.rsplit("_", 3)[0])  # the key ends in three ranks
 
 
 def patient(bindings):

@@ -5,10 +5,10 @@ ended itself. `engine.arguments` switches SGLang's time limit off, which frees t
 keeps them while NIXL may read them.
 """
 
+import functools
 import logging
 import time
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 from engine.hooks.kv.port_probe import PortProbe
@@ -24,15 +24,17 @@ class Writers:
 
     def __init__(self, probe: PortProbe | None = None) -> None:
         self._probe = PortProbe() if probe is None else probe
+        self._ranks: weakref.WeakKeyDictionary[Any, set[tuple[str, int]]] = weakref.WeakKeyDictionary()  # by receiver
         self._asks: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()  # (due at, after)
 
-    def watch(self, receivers: Iterable[Any]) -> None:
-        """Watch the ranks of these receivers from now on, and no others."""
-        self._probe.watch({rank for receiver in receivers for rank in _ranks_of(receiver)})
-
     def have_ended(self, receiver: Any) -> bool:
-        """Whether the processes of all ranks, which are watched, have gone."""
-        return all(self._probe.has_ended(host, port) for host, port in _ranks_of(receiver))
+        """Whether all ranks' processes have gone. Watches them from the first call on."""
+        if receiver not in self._ranks:
+            infos = receiver.bootstrap_infos or ()
+            self._ranks[receiver] = {(str(info["rank_ip"]), int(info["rank_port"])) for info in infos}
+            for host, port in self._ranks[receiver]:
+                self._probe.watch(host, port)
+        return all(self._probe.has_ended(host, port) for host, port in self._ranks[receiver])
 
     def ask_again(self, receiver: Any) -> None:
         """Ask whether the writes have ended, from ASK_AFTER_S after the last question on. Waits for nobody."""
@@ -41,16 +43,18 @@ class Writers:
         if now < due_at:
             return
         if after == ASK_AFTER_S:  # not at once: most answers come within a step
-            ranks = ", ".join(f"{host}:{port}" for host, port in sorted(_ranks_of(receiver)))
+            ranks = ", ".join(f"{host}:{port}" for host, port in sorted(self._ranks.get(receiver, ())))
             log.warning("KV room %d has failed: keeping its pages until %s answers", receiver.bootstrap_room, ranks)
         after = min(2 * after, _ASK_AFTER_AT_MOST_S)
         self._asks[receiver] = (now + after, after)
         if _takes_messages(receiver):
             receiver._send_abort_notification(force_arm=True)
 
-
-def _ranks_of(receiver: Any) -> set[tuple[str, int]]:
-    return {(str(info["rank_ip"]), int(info["rank_port"])) for info in receiver.bootstrap_infos or ()}
+    def forget(self, receivers: set[Any]) -> None:
+        """Watch the ranks of these receivers only."""
+        for receiver in set(self._ranks) - receivers:
+            for host, port in self._ranks.pop(receiver):
+                self._probe.unwatch(host, port)
 
 
 def _takes_messages(receiver: Any) -> bool:
@@ -65,25 +69,29 @@ def _takes_messages(receiver: Any) -> bool:
     return True
 
 
-_writers = Writers()
+@functools.cache
+def _writers() -> Writers:
+    return Writers()
 
 
 def release_what_nobody_writes_to(original, queue):
     """Release the pages of failed rooms; also where the prefill engine has gone and will never answer."""
     if not queue._deferred_releases:
         return
+    writers = _writers()
     for waiting, _since, _deadline, _buffer, num_answers in queue._deferred_releases:
         receiver = waiting.kv_receiver
         if not num_answers:
             continue
-        if _writers.have_ended(receiver):
+        if writers.have_ended(receiver):
             log.warning("KV room %d: its prefill engine has ended", receiver.bootstrap_room)
+            receiver.invalidate_cached_bootstrap_infos()  # later requests ask anew where it is, unless they have
             for number in range(num_answers):  # ranks that there are not, so that none counts twice
                 receiver.kv_mgr.note_abort_ack(receiver.bootstrap_room, -1 - number, receiver._abort_generation)
         else:
-            _writers.ask_again(receiver)
+            writers.ask_again(receiver)
     original(queue)
-    _writers.watch(waiting.kv_receiver for waiting, *_ in queue._deferred_releases)
+    writers.forget({waiting.kv_receiver for waiting, *_ in queue._deferred_releases})
 
 
 def end_beside_retracted(result, scheduler):

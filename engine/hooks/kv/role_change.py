@@ -9,8 +9,6 @@ import threading
 import time
 from typing import Any
 
-from engine.hooks.kv import connections
-
 _END_S = 10.0  # for a thread or a socket
 _FAREWELL_MS = 2000  # to reach an engine
 _FAREWELL = b"PRELUDE_FAREWELL"
@@ -111,5 +109,9 @@ def _hear(manager, original, message) -> bool:
                 prepared.pop(name, None)
             manager.agent.remove_remote_agent(name)
         return True
-    connections.forget_prefill_engines(manager, lambda info: (info["rank_ip"], str(info["rank_port"])) == (ip, port))
+    with manager.connection_lock:
+        known = list(manager.connection_pool.items())
+    for key, infos in known:
+        if any((info["rank_ip"], str(info["rank_port"])) == (ip, port) for info in infos):
+            manager._handle_node_failure(key.rsplit("_", 3)[0])  # the key ends in three ranks
     return True

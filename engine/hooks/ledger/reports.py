@@ -77,8 +77,7 @@ GROUPS: tuple[HookGroup, ...] = (
                 fn=inspection.live,
                 roles=OUR_ROLES,
                 source_sha256="b8c3ef031ea741a8b50b937cdd84fdcf59e2fce4f6cbd3cc6537225193e6a52f",
-                why="every iteration of every event loop calls it, so its count shows a scheduler's progress, and a "
-                "decode engine hears in time of a prefill engine that has ended",
+                why="every iteration of every event loop calls it, so its count shows a scheduler's progress",
             ),
             Hook(
                 name="detokenizer_lives",

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import zmq
 from nixl._bindings import nixlBackendError, nixlCancelledError, nixlRemoteDisconnectError
-from support.waiting import wait_until
 
 from engine.hooks.kv import connections
-from engine.hooks.kv.connections import connect_until_it_works, forget_prefill_engines, reload_broken_peers
+from engine.hooks.kv.connections import connect_until_it_works, reload_broken_peers
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sglang")]
 
@@ -142,30 +141,6 @@ def test_a_message_socket_that_could_not_connect_at_first_does_so_later(hooked: 
     for socket in (*manager._socket_cache.values(), *manager._monitor_cache.values()):
         socket.close(linger=0)
     manager._zmq_ctx.term()
-
-
-def test_a_prefill_engine_is_forgotten_once_a_rank_has_ended():
-    """It is asked for anew, and its rooms have failed."""
-    from sglang.srt.disaggregation.base import KVPoll
-    from sglang.srt.disaggregation.common.conn import CommonKVReceiver
-
-    manager = new_manager()
-    ranks = {address: [zmq.Context().socket(zmq.PULL) for _ in range(2)] for address in ("one:1", "two:2")}
-    manager.connection_pool, manager.connection_lock = {}, threading.Lock()
-    for address, sockets in ranks.items():
-        ports = [each.bind_to_random_port("tcp://127.0.0.1") for each in sockets]
-        manager.connection_pool[f"{address}_0_0_0"] = [{"rank_ip": "127.0.0.1", "rank_port": port} for port in ports]
-        for info in manager.connection_pool[f"{address}_0_0_0"]:
-            CommonKVReceiver._connect_to_bootstrap_server(info)
-    manager.prefill_info_table, manager.heartbeat_failures = dict.fromkeys(ranks), {}
-    manager.addr_to_rooms_tracker = {"one:1": {1}, "two:2": {2}}
-    manager.request_status = dict.fromkeys((1, 2), KVPoll.Bootstrapping)
-    manager.failure_lock, manager.failure_records = threading.Lock(), {}
-    forget_prefill_engines(manager)
-    ranks["one:1"][1].close()
-    wait_until(lambda: not forget_prefill_engines(manager) and list(manager.prefill_info_table) == ["two:2"])
-    assert list(manager.connection_pool) == ["two:2_0_0_0"]
-    assert manager.request_status == {1: KVPoll.Failed, 2: KVPoll.Bootstrapping}
 
 
 def test_other_errors_say_nothing_of_the_connection():

@@ -43,7 +43,7 @@ def port_of(server: socket.socket) -> int:
 def test_ranks_have_ended_once_each_of_their_ports_refuses(writers: Writers):
     with listening() as one, listening() as other:
         receiver = Receiver(port_of(one), port_of(other))
-        writers.watch([receiver])
+        assert not writers.have_ended(receiver)
         one.close()
         time.sleep(2 * ENDED_AFTER_S)
         assert not writers.have_ended(receiver)
@@ -59,7 +59,7 @@ def test_a_rank_at_no_name_hides_no_other(writers: Writers):
     nowhere.bootstrap_infos[0]["rank_ip"] = "prefill..svc"
     with listening() as server:
         gone.bootstrap_infos[0]["rank_port"] = port_of(server)
-    writers.watch([nowhere, gone])
+    assert not writers.have_ended(nowhere)
     wait_until(lambda: writers.have_ended(gone))
     assert not writers.have_ended(nowhere)
 
@@ -68,7 +68,6 @@ def test_a_rank_that_is_silent_is_no_proof(writers: Writers):
     """A process that is stopped: its host takes connections for it, and nobody reads them."""
     with listening() as server:
         receiver = Receiver(port_of(server))
-        writers.watch([receiver])
         until = time.monotonic() + 3 * ENDED_AFTER_S
         while time.monotonic() < until:
             assert not writers.have_ended(receiver)
@@ -77,13 +76,16 @@ def test_a_rank_that_is_silent_is_no_proof(writers: Writers):
 
 def test_ports_that_nobody_watches_are_forgotten(writers: Writers):
     with listening() as server:
-        one, other = Receiver(port_of(server)), Receiver(port_of(server))
-        writers.watch([one, other])
+        port = port_of(server)
+        one, other = Receiver(port), Receiver(port)
+        writers.have_ended(one)
+        writers.have_ended(other)
     wait_until(lambda: writers.have_ended(one))
-    writers.watch([other])
+    writers.forget({other})
     assert writers.have_ended(other)
-    writers.watch([])
-    assert not writers.have_ended(other)  # another process may have the port by now
+    writers.forget(set())
+    assert not writers._probe._watchers
+    assert not writers._probe.has_ended("127.0.0.1", port)  # another process may have the port by now
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ class Rooms:
     """SGLang's queue of a decode engine's failed rooms, and what it keeps of answers."""
 
     def __init__(self, ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from sglang.srt.disaggregation.common.conn import CommonKVManager
+        from sglang.srt.disaggregation.common.conn import CommonKVManager, CommonKVReceiver
         from sglang.srt.disaggregation.decode import DecodeTransferQueue
 
         self.ended: set[int] = set()  # rooms whose prefill engine has gone
@@ -111,19 +113,23 @@ class Rooms:
         self._release = DecodeTransferQueue.resolve_deferred_releases
         self.manager = object.__new__(CommonKVManager)
         self.manager._deferred_abort_ack_tracker, self.manager._deferred_abort_generation = {}, 0
+        self.manager.connection_pool, self.manager.connection_lock = {}, threading.Lock()
+        self._invalidate = CommonKVReceiver.invalidate_cached_bootstrap_infos
         self._queue = queue = object.__new__(DecodeTransferQueue)
         queue.gloo_group, queue._deferred_releases, queue.deferred_kv_release_timeout = ranks, [], float("inf")
         queue.enable_host_receive, queue._observe_deferred_kv_release = False, lambda **_: None
         queue._do_release = lambda waiting, _: self._free.append(waiting.req.bootstrap_room)
         writers = Writers()
         writers.have_ended = lambda receiver: receiver.bootstrap_room in self.ended
-        writers.watch = lambda receivers: self.watched.append(sorted(each.bootstrap_room for each in receivers))
-        monkeypatch.setattr(held_rooms, "_writers", writers)
+        writers.forget = lambda receivers: self.watched.append(sorted(each.bootstrap_room for each in receivers))
+        monkeypatch.setattr(held_rooms, "_writers", lambda: writers)
 
     def fail(self, room: int, num_ranks: int) -> Any:
         """Its receiver."""
         receiver = Receiving(bootstrap_room=room, kv_mgr=self.manager, abort_notified=True)
-        receiver.bootstrap_infos = Receiver(*range(num_ranks)).bootstrap_infos
+        receiver.bootstrap_infos = self.manager.connection_pool[f"prefill-{room}"] = [0] * num_ranks
+        receiver._connection_pool_entries = {f"prefill-{room}": receiver.bootstrap_infos}
+        receiver.invalidate_cached_bootstrap_infos = lambda: self._invalidate(receiver)
 
         def ask(force_arm: bool) -> None:
             self.asked.append(room)
@@ -164,6 +170,7 @@ def test_sglangs_queue_keeps_the_pages_until_the_writers_have_answered_or_gone(s
     rooms.ended.add(2)
     assert rooms.freed(hooked=False) == []  # SGLang alone waits on
     assert rooms.freed() == [2]  # those whose engine has gone
+    assert rooms.manager.connection_pool.keys() == {"prefill-1", "prefill-3", "prefill-4"}  # 2's is asked for anew
     rooms.ended.add(3)
     assert [rooms.freed(), rooms.freed()] == [[3], []]
     first_question, now = unheard._abort_generation, time.monotonic
