@@ -17,7 +17,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 62_737,
         "product, modules": 495,
         "product, modules under 25 lines": 22,
-        "tests, lines": 67_817,
+        "tests, lines": 67_792,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

@@ -28,6 +28,17 @@ from engine.supervisor import EngineSnapshot, EngineStatus
 from process.lifetime import meanwhile
 
 
+class NoEngine:
+    """An agent's supervisor of an engine, which starts none."""
+
+    progress = 0
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
 def decode_agent(folder: Path, model: dict[str, Any] = TINY, **worker: Any) -> DecodeAgent:
     """The agent of decode worker `d`, beside a prefill worker `p`."""
     (folder / "config.json").write_text(json.dumps(model))

@@ -14,7 +14,7 @@ from support.adapters.held_adapters import until
 from support.adapters.tiny_model import write_model_config
 from support.clusters.configs import config_of
 from support.clusters.dns_server import DnsServer, dns_server
-from support.clusters.paired_agents import Peer, running, state_where
+from support.clusters.paired_agents import NoEngine, Peer, running, state_where
 from support.engines.engine_stand_in import Engine
 
 from cluster.agent import worker_agent
@@ -252,17 +252,6 @@ async def test_a_prefill_worker_warms_pairs_with_decode_workers_that_come(tmp_pa
             assert agent.hub.state.ready
 
 
-async def test_a_decode_worker_is_ready_when_a_prefill_worker_that_came_has_warmed_it(tmp_path: Path):
-    async with dns_server() as dns, Engine().served() as own:
-        agent = DecodeAgent(found_config(dns, tmp_path, "d7", "decode"), "d7", tmp_path / "scratch")
-        prefill = peer("p0", pb.ROLE_PREFILL)
-        async with running(agent, own, prefill):
-            dns.set_addresses(PREFILL, [prefill.host])
-            await state_where(agent, ready=False, reason="not warm yet with p0")
-            prefill.hub.update(warm_pairs=[pb.WarmPair(decode_name="d7", decode_incarnation="one")])
-            await state_where(agent, ready=True)
-
-
 @pytest.mark.parametrize("pool", [PREFILL, DECODE])
 async def test_peers_are_found_in_both_pools_where_roles_change(tmp_path: Path, pool: str):
     """And KV ports are open to them, whichever role they have: the next one may be another."""
@@ -288,19 +277,9 @@ async def test_peers_of_an_earlier_process_are_forgotten(tmp_path: Path, monkeyp
     assert agent.spec.kv_found_peers is not None
     write_found_peers(agent.spec.kv_found_peers, ["10.0.0.7"])
 
-    class Supervisor:
-        """Starts no engine."""
-
-        progress = 0
-
-        def __init__(self, *_: object, **__: object) -> None: ...
-
-        async def run(self) -> None:
-            await asyncio.Event().wait()
-
     stopped: asyncio.Future[int] = asyncio.Future()
     stopped.set_result(15)
-    for name, value in (("EngineSupervisor", Supervisor), ("stop_signal", lambda: stopped), ("_STOP_LIMIT_S", 1e6)):
+    for name, value in (("EngineSupervisor", NoEngine), ("stop_signal", lambda: stopped), ("_STOP_LIMIT_S", 1e6)):
         monkeypatch.setattr(worker_agent, name, value)
     assert await agent.run() == ""
     assert agent.spec.kv_found_peers.read_text() == ""
@@ -332,21 +311,17 @@ async def test_kv_ports_are_open_to_those_that_are_found_and_accepted(tmp_path: 
             await until_open_to()
 
 
+@pytest.mark.parametrize("role_changes", [False, "manual"])
 @pytest.mark.parametrize(
-    ("worker", "expected"),
-    [({}, (("127.0.0.1",), True)), ({"engine": {"kv_peers": ["10.2.0.0/16"]}}, (("10.2.0.0/16",), False))],
+    ("worker", "peers"), [({}, ("127.0.0.1",)), ({"engine": {"kv_peers": ["10.2.0.0/16"]}}, ("10.2.0.0/16",))]
 )
-def test_who_has_to_be_found(tmp_path: Path, worker: dict, expected):
-    spec = engine_spec(found_config(None, tmp_path, "p7", "prefill", **worker), "p7", tmp_path / "engine")
-    assert (spec.kv_peers, spec.kv_found_peers is not None) == expected
-
-
-@pytest.mark.parametrize(("role_changes", "is_found"), [(False, False), ("manual", True)])
-def test_who_may_become_a_peer_has_to_be_found(tmp_path: Path, role_changes: Any, is_found: bool):
-    """Here prefill workers, which a prefill worker exchanges KV with when it or they have another role."""
-    config = found_config(None, tmp_path, "p7", "prefill", role_changes)
+def test_who_has_to_be_found(tmp_path: Path, worker: dict, peers: tuple[str, ...], role_changes: Any):
+    """Prefill workers, too, with which a prefill worker exchanges KV when it or they have another role."""
+    config = found_config(None, tmp_path, "p7", "prefill", role_changes, **worker)
     half = config.model_copy(update={"discovery": config.discovery.model_copy(update={"decode": None})})
-    assert (engine_spec(half, "p7", tmp_path / "engine").kv_found_peers is not None) is is_found
+    for found, finds in ((config, True), (half, bool(role_changes))):
+        spec = engine_spec(found, "p7", tmp_path / "engine")
+        assert (spec.kv_peers, spec.kv_found_peers is not None) == (peers, finds and not worker)
 
 
 @pytest.mark.parametrize(

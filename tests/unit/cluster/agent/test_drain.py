@@ -9,7 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from support.clusters.paired_agents import decode_agent, engine_is, ready, state_where
+from support.clusters.paired_agents import NoEngine, decode_agent, engine_is, ready, state_where
 from support.engines.engine_stand_in import Engine
 from support.waiting import until
 
@@ -88,20 +88,9 @@ async def test_it_stays_drained_when_its_engine_restarts(tmp_path: Path):
         assert state.draining
 
 
-class EngineSupervisorStandIn:
-    """Starts no engine."""
-
-    progress = 0
-
-    def __init__(self, _spec, _start_timeout_s, _on_change, **_settings) -> None: ...
-
-    async def run(self) -> None:
-        await asyncio.Event().wait()
-
-
 @pytest.mark.slow
 async def test_sigterm_drains_within_its_bound_and_cannot_be_undone(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(worker_agent, "EngineSupervisor", EngineSupervisorStandIn)
+    monkeypatch.setattr(worker_agent, "EngineSupervisor", NoEngine)
     monkeypatch.setattr(worker_agent, "_STOP_LIMIT_S", 1e6)  # it would end the tests
     agent, engine = decode_agent(tmp_path, drain_timeout_s=2.0), Engine()
     async with engine.served():

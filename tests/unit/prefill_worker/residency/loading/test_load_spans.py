@@ -22,7 +22,7 @@ def call_of(trace: int, *, is_sampled: bool = True) -> tuple[tuple[str, str], ..
 async def traced(
     stored: StoredAdapters, folder: Path
 ) -> AsyncIterator[tuple[RunningAgent, dict[int, list[ReceivedSpan]]]]:
-    """An agent, and after the block the spans that came of it, by number of their trace"""
+    """An agent, and after the block the spans that came of it, by number of their trace."""
     found: dict[int, list[ReceivedSpan]] = {}
     with otlp_receiver() as receiver:
         tracing = tracing_to(receiver, "w")
