@@ -24,14 +24,13 @@ _WIDTH = 640
 _HEAD = 30
 _BAR_STEP = 52
 _VALUE_WIDTH = 60
-TURN_TPOT_MS = "20"
+_COLOURS = ("#3d8bd4", "#8a8a8a", "#3fa864")  # by tone; they do on light and on dark pages
 _TURN_TONES = {"roles that follow the load": 0, "2 prefill + 2 decode": 1, "4 unified": 2}
-_PHASES, _PHASE_S = ("long prompts", "long answers", "long prompts"), 40
+_PHASES = ("long prompts", "long answers", "long prompts")  # all as long
 _TOP, _HEIGHT, _LEFT = 62, 170, 52  # of the area with the lines
 _IMAGE_STYLE = (
     "text{font:15px system-ui,sans-serif;fill:#808080}.head{font-weight:600}.value{font-weight:600}"
-    ".t0{fill:#3d8bd4}.t1{fill:#8a8a8a}.t2{fill:#3fa864}polyline{fill:none!important;stroke-width:3}"
-    "polyline.t0{stroke:#3d8bd4}polyline.t1{stroke:#8a8a8a}polyline.t2{stroke:#3fa864}path{stroke:#80808060}"
+    "polyline{fill:none;stroke-width:3}path{stroke:#80808060}"
 )
 
 
@@ -43,7 +42,7 @@ def best(name: str) -> float:
 
 
 def layouts() -> str:
-    """A bar for each system; the colours do on light and on dark pages."""
+    """A bar for each system."""
     title, bars = "Requests/s on four H200 with tokens at most 20 ms apart", {name: best(name) for name in SYSTEMS}
     parts = []
     for number, (name, value) in enumerate(bars.items()):
@@ -51,7 +50,7 @@ def layouts() -> str:
         length = value / max(bars.values()) * (_WIDTH - _VALUE_WIDTH)
         parts.append(
             f'<text x="0" y="{top + 16}">{escape(text)}</text>'
-            f'<rect class="t{tone}" x="0" y="{top + 23}" width="{length:.1f}" height="18" rx="2"/>'
+            f'<rect fill="{_COLOURS[tone]}" x="0" y="{top + 23}" width="{length:.1f}" height="18" rx="2"/>'
             f'<text class="value" x="{length + 8:.1f}" y="{top + 38}">{value:.1f}</text>'
         )
     return _image(title, _HEAD + len(bars) * _BAR_STEP, "".join(parts))
@@ -59,30 +58,32 @@ def layouts() -> str:
 
 def turn() -> str:
     """A line for each system: the share of the requests that met the objectives, by when they began."""
-    ends_s, width = len(_PHASES) * _PHASE_S, _WIDTH - _LEFT
+    rows, width = document("turn-h200-quarters")["rows"], _WIDTH - _LEFT
+    end_s = max(row["until_s"] for row in rows)
     parts = []
     for number, name in enumerate(_PHASES):
-        left = _LEFT + number * width / len(_PHASES)
+        left = _LEFT + number / len(_PHASES) * width
         parts.append(
             f'<path d="M{left:.1f} {_TOP}v{_HEIGHT}"/><text x="{left + 6:.1f}" y="{_TOP - 6}">{name}</text>'
-            f'<text x="{left:.1f}" y="{_TOP + _HEIGHT + 18}">{number * _PHASE_S} s</text>'
+            f'<text x="{left:.1f}" y="{_TOP + _HEIGHT + 18}">{number / len(_PHASES) * end_s:.0f} s</text>'
         )
-    for share, text in ((0, "0 %"), (1, "100 %")):
-        parts.append(f'<text x="0" y="{_TOP + _HEIGHT * (1 - share) + 5:.1f}">{text}</text>')
-    labels = _LEFT
-    for row in document("turn-h200-quarters")["rows"]:
-        points = []
-        for window in row["windows"]:
-            share = window["num_good"][TURN_TPOT_MS] / window["num_requests"]
-            x = _LEFT + (window["from_s"] + 2.5) / ends_s * width
-            points.append(f"{x:.1f},{_TOP + _HEIGHT * (1 - share):.1f}")
-        name, tone = row["system"], _TURN_TONES[row["system"]]
+    parts.append(f'<text x="0" y="{_TOP + 5}">100 %</text><text x="0" y="{_TOP + _HEIGHT + 5}">0 %</text>')
+    label = _LEFT
+    for row in rows:
+        windows, name = row["windows"], row["system"]
+        step = row["until_s"] / len(windows) / end_s * width
+        points = " ".join(
+            f"{_LEFT + (number + 0.5) * step:.1f},"
+            f"{_TOP + _HEIGHT * (1 - window['num_good']['20'] / window['num_requests']):.1f}"
+            for number, window in enumerate(windows)
+        )
+        colour = _COLOURS[_TURN_TONES[name]]
         parts.append(
-            f'<polyline class="t{tone}" points="{" ".join(points)}"/>'
-            f'<text class="value t{tone}" x="{labels}" y="{_TOP + _HEIGHT + 44}">{name}</text>'
+            f'<polyline stroke="{colour}" points="{points}"/>'
+            f'<text class="value" style="fill:{colour}" x="{label}" y="{_TOP + _HEIGHT + 44}">{name}</text>'
         )
-        labels += 9 * len(name) + 16
-    title = f"Requests within a TTFT of 2 s and {TURN_TPOT_MS} ms per token, as the load turns"
+        label += 9 * len(name) + 16
+    title = "Requests within a TTFT of 2 s and 20 ms per token, as the load turns"
     return _image(title, _TOP + _HEIGHT + 54, "".join(parts))
 
 
