@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 Part: TypeAlias = bytes | memoryview
 
 _CHUNK_BYTES = 8 * 1024**2
-_MOST_THREADS = 8
+_MOST_THREADS = 16
 
 
 def sha256_of_chunks(data: memoryview, also: Callable[[int, memoryview], object] | None = None) -> str:

@@ -4,7 +4,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -54,13 +54,16 @@ class Exports:
 
     @contextmanager
     def file(self, num_bytes: int, *, in_memory: bool) -> Iterator[ExportFile]:
-        """A file to write an export to, for the duration of the block."""
+        """A file to write an export to, for the duration of the block, and removed soon after."""
         found = self._replace(None) if in_memory else None
         if found is not None and found.num_bytes != num_bytes:
             found.close()
             found = None
-        with closing(found or ExportFile(num_bytes, in_memory=in_memory)) as file:
+        file = found or ExportFile(num_bytes, in_memory=in_memory)
+        try:
             yield file
+        finally:  # whoever waits for the export need not wait until its pages are unmapped
+            threading.Thread(target=file.close, name="export").start()
 
     def prepare(self, num_bytes: int) -> None:
         """Make the next export's file. Where there is no room, that export will say so."""

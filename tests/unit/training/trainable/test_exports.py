@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
+def assert_removed(folders: list[Path]) -> None:
+    for thread in threading.enumerate():
+        if thread.name == "export":
+            thread.join()
+    assert not any(each.exists() for each in folders)
+
+
 def test_the_next_file_of_that_size_is_there(made: list[Path]):
     files = Exports()
     files.prepare(10_000)
@@ -42,7 +50,7 @@ def test_the_next_file_of_that_size_is_there(made: list[Path]):
         assert kept.read_bytes() == b"x" * 10_000
     finally:
         kept.unlink()
-    assert not any(each.exists() for each in made)
+    assert_removed(made)
 
 
 @pytest.mark.parametrize(("num_bytes", "in_memory"), [(9_999, True), (10_000, False)])
@@ -55,7 +63,7 @@ def test_other_exports_get_a_new_file(made: list[Path], num_bytes: int, in_memor
     files.prepare(10_000)
     files.close()
     files.prepare(10_000)  # by a thread that was late
-    assert not any(each.exists() for each in made)
+    assert_removed(made)
 
 
 def test_without_room_the_next_export_fails_and_not_this_one(made: list[Path], monkeypatch: pytest.MonkeyPatch):
@@ -71,4 +79,4 @@ def test_without_room_the_next_export_fails_and_not_this_one(made: list[Path], m
     with files.file(10_000, in_memory=True):
         pass
     assert len(made) == 3
-    assert not any(each.exists() for each in made)
+    assert_removed(made)
