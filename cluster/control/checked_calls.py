@@ -1,7 +1,8 @@
 """Checks calls to an agent before their handlers see them: who may make them, and the bounds of each request."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -10,6 +11,8 @@ from google.protobuf.message import DecodeError, Message
 from cluster.control.authorization import check_caller
 from cluster.control.bounds import out_of_bounds
 from process.certificates.identity import Identity
+
+_DISCARD_S = 2.0  # less than the margin for which callers outwait a deadline
 
 
 class CheckedCalls(grpc.aio.ServerInterceptor):
@@ -52,7 +55,7 @@ class CheckedCalls(grpc.aio.ServerInterceptor):
         async def receive(requests: AsyncIterator[Any], context: Any) -> Any:
             async def each() -> AsyncIterator[Any]:
                 async for request in requests:
-                    await _check_request(request, context)
+                    await _check_request(request, context, unread=requests)
                     yield request
 
             await check_call(context)
@@ -79,7 +82,20 @@ def _decoded_by(decode: Callable[[bytes], Message]) -> Callable[[bytes], Message
     return decoded
 
 
-async def _check_request(request: Message | None, context: Any) -> None:
+async def _check_request(request: Message | None, context: Any, unread: AsyncIterable[Any] | None = None) -> None:
     problem = "the request is no message of its kind" if request is None else out_of_bounds(request)
     if problem is not None:
+        if unread is not None:
+            await discard(unread)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, problem)
+
+
+async def discard(requests: AsyncIterable[Any]) -> None:
+    """Read what the caller still sends. If a call ends before that, its caller may see an internal error instead.
+
+    https://github.com/grpc/grpc/issues/36066
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            async for _ in requests:
+                pass

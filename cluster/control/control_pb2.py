@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/control/control.proto\x12\x12prelude.control.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x93\x03\n\x11WorkerDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.prelude.control.v1.Role\x12\x12\n\nengine_url\x18\x03 \x01(\t\x12\x0f\n\x07kv_host\x18\x04 \x01(\t\x12\x19\n\x11kv_bootstrap_port\x18\x05 \x01(\r\x12\r\n\x05model\x18\x06 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x07 \x01(\t\x12\r\n\x05hooks\x18\x08 \x03(\t\x12\x18\n\x10max_adapter_rank\x18\t \x01(\r\x12\x16\n\x0etarget_modules\x18\n \x03(\t\x12\x0e\n\x06\x64omain\x18\x0b \x01(\t\x12\x10\n\x08\x61gent_id\x18\x0c \x01(\t\x12\x17\n\x0ftensor_parallel\x18\r \x01(\r\x12\x12\n\nengine_key\x18\x0e \x01(\t\x12\x16\n\x0ekv_page_tokens\x18\x0f \x01(\r\x12\x14\n\x0c\x62\x61se_weights\x18\x10 \x01(\t\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x14\n\x0cmetrics_port\x18\x12 \x01(\r\"A\n\x11WatchStateRequest\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x17\n\x0fplaces_requests\x18\x02 \x01(\x08\"\x8c\x03\n\x0bWorkerState\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x35\n\x0c\x65ngine_state\x18\x02 \x01(\x0e\x32\x1f.prelude.control.v1.EngineState\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.prelude.control.v1.Load\x12\x30\n\nwarm_pairs\x18\x06 \x03(\x0b\x32\x1c.prelude.control.v1.WarmPair\x12\x35\n\tresidency\x18\x07 \x01(\x0b\x32\".prelude.control.v1.ResidencyDelta\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x15\n\rnot_warm_with\x18\t \x03(\t\x12\x0c\n\x04hung\x18\n \x01(\x08\x12\x10\n\x08progress\x18\x0b \x01(\x04\x12\x0f\n\x07routers\x18\x0c \x01(\r\x12\x12\n\ngives_back\x18\r \x01(\x08\x12\x13\n\x0bleaves_role\x18\x0e \x01(\x08\"\xb0\x02\n\x04Load\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x02 \x01(\r\x12\x16\n\x0eused_kv_tokens\x18\x03 \x01(\x04\x12\x15\n\rmax_kv_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16\x61waiting_room_requests\x18\x05 \x01(\r\x12\x1c\n\x14\x61waiting_kv_requests\x18\x06 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x07 \x01(\r\x12\x18\n\x10\x61\x63tive_kv_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bread_tokens\x18\t \x01(\x04\x12\x12\n\nreading_us\x18\n \x01(\x04\x12\x14\n\x0c\x64\x65\x63ode_steps\x18\x0b \x01(\x04\x12\x11\n\tdecode_us\x18\x0c \x01(\x04\";\n\x08WarmPair\x12\x13\n\x0b\x64\x65\x63ode_name\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\"\x9c\x01\n\x0eResidencyDelta\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x10\n\x08resident\x18\x02 \x03(\t\x12\x0f\n\x07\x65victed\x18\x03 \x03(\t\x12\x0f\n\x07on_disk\x18\x04 \x03(\t\x12\x10\n\x08off_disk\x18\x05 \x03(\t\x12\x16\n\x0ein_memory_only\x18\x06 \x03(\t\x12\x1a\n\x12not_in_memory_only\x18\x07 \x03(\t\"}\n\x14\x45nsureAdapterRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0f\n\x07prewarm\x18\x04 \x01(\x08\x12\x15\n\rnot_in_engine\x18\x05 \x01(\x08\x12\x0e\n\x06tenant\x18\x06 \x01(\tJ\x04\x08\x03\x10\x04\"-\n\x15\x45nsureAdapterResponse\x12\x0e\n\x06load_s\x18\x01 \x01(\x01J\x04\x08\x02\x10\x03\"X\n\x11PinAdapterRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"\x14\n\x12PinAdapterResponse\"b\n\x11PutAdapterRequest\x12\x34\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32#.prelude.control.v1.PutAdapterBeginH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x8a\x01\n\x0fPutAdapterBegin\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x15\n\rcontent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0e\x63ontent_sha256\x18\x03 \x01(\t\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x0c\n\x04path\x18\x06 \x01(\t\".\n\x12PutAdapterResponse\x12\x12\n\nwas_pinned\x18\x02 \x01(\x08J\x04\x08\x01\x10\x02\"=\n\x13\x45victAdapterRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x11\n\tfrom_disk\x18\x02 \x01(\x08\"\'\n\x14\x45victAdapterResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x08\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x1d\n\rDrainResponse\x12\x0c\n\x04idle\x18\x01 \x01(\x08\"}\n\x11\x43hangeRoleRequest\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.prelude.control.v1.Role\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x19\n\x11give_back_after_s\x18\x03 \x01(\x01\x12\x11\n\teven_last\x18\x04 \x01(\x08\"\x14\n\x12\x43hangeRoleResponse\"\x10\n\x0eUndrainRequest\"\'\n\x0fUndrainResponse\x12\x14\n\x0cwas_draining\x18\x01 \x01(\x08*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x10\n\x0cROLE_UNIFIED\x10\x03*\x8c\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x13\n\x0f\x45NGINE_STATE_UP\x10\x02\x12\x15\n\x11\x45NGINE_STATE_DOWN\x10\x03\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x04\x32\xc3\x06\n\rWorkerControl\x12V\n\x08\x44\x65scribe\x12#.prelude.control.v1.DescribeRequest\x1a%.prelude.control.v1.WorkerDescription\x12V\n\nWatchState\x12%.prelude.control.v1.WatchStateRequest\x1a\x1f.prelude.control.v1.WorkerState0\x01\x12\x64\n\rEnsureAdapter\x12(.prelude.control.v1.EnsureAdapterRequest\x1a).prelude.control.v1.EnsureAdapterResponse\x12[\n\nPinAdapter\x12%.prelude.control.v1.PinAdapterRequest\x1a&.prelude.control.v1.PinAdapterResponse\x12]\n\nPutAdapter\x12%.prelude.control.v1.PutAdapterRequest\x1a&.prelude.control.v1.PutAdapterResponse(\x01\x12\x61\n\x0c\x45victAdapter\x12\'.prelude.control.v1.EvictAdapterRequest\x1a(.prelude.control.v1.EvictAdapterResponse\x12L\n\x05\x44rain\x12 .prelude.control.v1.DrainRequest\x1a!.prelude.control.v1.DrainResponse\x12R\n\x07Undrain\x12\".prelude.control.v1.UndrainRequest\x1a#.prelude.control.v1.UndrainResponse\x12[\n\nChangeRole\x12%.prelude.control.v1.ChangeRoleRequest\x1a&.prelude.control.v1.ChangeRoleResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63luster/control/control.proto\x12\x12prelude.control.v1\"\x11\n\x0f\x44\x65scribeRequest\"\x93\x03\n\x11WorkerDescription\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\x04role\x18\x02 \x01(\x0e\x32\x18.prelude.control.v1.Role\x12\x12\n\nengine_url\x18\x03 \x01(\t\x12\x0f\n\x07kv_host\x18\x04 \x01(\t\x12\x19\n\x11kv_bootstrap_port\x18\x05 \x01(\r\x12\r\n\x05model\x18\x06 \x01(\t\x12\x16\n\x0e\x65ngine_version\x18\x07 \x01(\t\x12\r\n\x05hooks\x18\x08 \x03(\t\x12\x18\n\x10max_adapter_rank\x18\t \x01(\r\x12\x16\n\x0etarget_modules\x18\n \x03(\t\x12\x0e\n\x06\x64omain\x18\x0b \x01(\t\x12\x10\n\x08\x61gent_id\x18\x0c \x01(\t\x12\x17\n\x0ftensor_parallel\x18\r \x01(\r\x12\x12\n\nengine_key\x18\x0e \x01(\t\x12\x16\n\x0ekv_page_tokens\x18\x0f \x01(\r\x12\x14\n\x0c\x62\x61se_weights\x18\x10 \x01(\t\x12\r\n\x05\x64type\x18\x11 \x01(\t\x12\x14\n\x0cmetrics_port\x18\x12 \x01(\r\"A\n\x11WatchStateRequest\x12\x13\n\x0bheartbeat_s\x18\x01 \x01(\x01\x12\x17\n\x0fplaces_requests\x18\x02 \x01(\x08\"\x8c\x03\n\x0bWorkerState\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x35\n\x0c\x65ngine_state\x18\x02 \x01(\x0e\x32\x1f.prelude.control.v1.EngineState\x12\r\n\x05ready\x18\x03 \x01(\x08\x12\x10\n\x08\x64raining\x18\x04 \x01(\x08\x12&\n\x04load\x18\x05 \x01(\x0b\x32\x18.prelude.control.v1.Load\x12\x30\n\nwarm_pairs\x18\x06 \x03(\x0b\x32\x1c.prelude.control.v1.WarmPair\x12\x35\n\tresidency\x18\x07 \x01(\x0b\x32\".prelude.control.v1.ResidencyDelta\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x15\n\rnot_warm_with\x18\t \x03(\t\x12\x0c\n\x04hung\x18\n \x01(\x08\x12\x10\n\x08progress\x18\x0b \x01(\x04\x12\x0f\n\x07routers\x18\x0c \x01(\r\x12\x12\n\ngives_back\x18\r \x01(\x08\x12\x13\n\x0bleaves_role\x18\x0e \x01(\x08\"\xb0\x02\n\x04Load\x12\x18\n\x10running_requests\x18\x01 \x01(\r\x12\x17\n\x0fqueued_requests\x18\x02 \x01(\r\x12\x16\n\x0eused_kv_tokens\x18\x03 \x01(\x04\x12\x15\n\rmax_kv_tokens\x18\x04 \x01(\x04\x12\x1e\n\x16\x61waiting_room_requests\x18\x05 \x01(\r\x12\x1c\n\x14\x61waiting_kv_requests\x18\x06 \x01(\r\x12\x1c\n\x14max_running_requests\x18\x07 \x01(\r\x12\x18\n\x10\x61\x63tive_kv_tokens\x18\x08 \x01(\x04\x12\x13\n\x0bread_tokens\x18\t \x01(\x04\x12\x12\n\nreading_us\x18\n \x01(\x04\x12\x14\n\x0c\x64\x65\x63ode_steps\x18\x0b \x01(\x04\x12\x11\n\tdecode_us\x18\x0c \x01(\x04\";\n\x08WarmPair\x12\x13\n\x0b\x64\x65\x63ode_name\x18\x01 \x01(\t\x12\x1a\n\x12\x64\x65\x63ode_incarnation\x18\x02 \x01(\t\"\xbc\x01\n\x0eResidencyDelta\x12\x10\n\x08snapshot\x18\x01 \x01(\x08\x12\x10\n\x08resident\x18\x02 \x03(\t\x12\x0f\n\x07\x65victed\x18\x03 \x03(\t\x12\x0f\n\x07on_disk\x18\x04 \x03(\t\x12\x10\n\x08off_disk\x18\x05 \x03(\t\x12\x16\n\x0ein_memory_only\x18\x06 \x03(\t\x12\x1a\n\x12not_in_memory_only\x18\x07 \x03(\t\x12\x0c\n\x04kept\x18\x08 \x03(\t\x12\x10\n\x08not_kept\x18\t \x03(\t\"}\n\x14\x45nsureAdapterRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x0f\n\x07prewarm\x18\x04 \x01(\x08\x12\x15\n\rnot_in_engine\x18\x05 \x01(\x08\x12\x0e\n\x06tenant\x18\x06 \x01(\tJ\x04\x08\x03\x10\x04\"-\n\x15\x45nsureAdapterResponse\x12\x0e\n\x06load_s\x18\x01 \x01(\x01J\x04\x08\x02\x10\x03\"X\n\x11PinAdapterRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x0e\n\x06pinned\x18\x02 \x01(\x08\x12\x12\n\ndeadline_s\x18\x03 \x01(\x01J\x04\x08\x04\x10\x05J\x04\x08\x05\x10\x06\"\x14\n\x12PinAdapterResponse\"b\n\x11PutAdapterRequest\x12\x34\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32#.prelude.control.v1.PutAdapterBeginH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"\x8a\x01\n\x0fPutAdapterBegin\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x15\n\rcontent_bytes\x18\x02 \x01(\x04\x12\x16\n\x0e\x63ontent_sha256\x18\x03 \x01(\t\x12\x12\n\ndeadline_s\x18\x04 \x01(\x01\x12\x11\n\tsignature\x18\x05 \x01(\x0c\x12\x0c\n\x04path\x18\x06 \x01(\t\".\n\x12PutAdapterResponse\x12\x12\n\nwas_pinned\x18\x02 \x01(\x08J\x04\x08\x01\x10\x02\"=\n\x13\x45victAdapterRequest\x12\x13\n\x0brevision_id\x18\x01 \x01(\t\x12\x11\n\tfrom_disk\x18\x02 \x01(\x08\"\'\n\x14\x45victAdapterResponse\x12\x0f\n\x07\x65victed\x18\x01 \x01(\x08\"\"\n\x0c\x44rainRequest\x12\x12\n\ndeadline_s\x18\x01 \x01(\x01\"\x1d\n\rDrainResponse\x12\x0c\n\x04idle\x18\x01 \x01(\x08\"}\n\x11\x43hangeRoleRequest\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.prelude.control.v1.Role\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\x12\x19\n\x11give_back_after_s\x18\x03 \x01(\x01\x12\x11\n\teven_last\x18\x04 \x01(\x08\"\x14\n\x12\x43hangeRoleResponse\"\x10\n\x0eUndrainRequest\"\'\n\x0fUndrainResponse\x12\x14\n\x0cwas_draining\x18\x01 \x01(\x08*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x10\n\x0cROLE_PREFILL\x10\x01\x12\x0f\n\x0bROLE_DECODE\x10\x02\x12\x10\n\x0cROLE_UNIFIED\x10\x03*\x8c\x01\n\x0b\x45ngineState\x12\x1c\n\x18\x45NGINE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STATE_STARTING\x10\x01\x12\x13\n\x0f\x45NGINE_STATE_UP\x10\x02\x12\x15\n\x11\x45NGINE_STATE_DOWN\x10\x03\x12\x18\n\x14\x45NGINE_STATE_STOPPED\x10\x04\x32\xc3\x06\n\rWorkerControl\x12V\n\x08\x44\x65scribe\x12#.prelude.control.v1.DescribeRequest\x1a%.prelude.control.v1.WorkerDescription\x12V\n\nWatchState\x12%.prelude.control.v1.WatchStateRequest\x1a\x1f.prelude.control.v1.WorkerState0\x01\x12\x64\n\rEnsureAdapter\x12(.prelude.control.v1.EnsureAdapterRequest\x1a).prelude.control.v1.EnsureAdapterResponse\x12[\n\nPinAdapter\x12%.prelude.control.v1.PinAdapterRequest\x1a&.prelude.control.v1.PinAdapterResponse\x12]\n\nPutAdapter\x12%.prelude.control.v1.PutAdapterRequest\x1a&.prelude.control.v1.PutAdapterResponse(\x01\x12\x61\n\x0c\x45victAdapter\x12\'.prelude.control.v1.EvictAdapterRequest\x1a(.prelude.control.v1.EvictAdapterResponse\x12L\n\x05\x44rain\x12 .prelude.control.v1.DrainRequest\x1a!.prelude.control.v1.DrainResponse\x12R\n\x07Undrain\x12\".prelude.control.v1.UndrainRequest\x1a#.prelude.control.v1.UndrainResponse\x12[\n\nChangeRole\x12%.prelude.control.v1.ChangeRoleRequest\x1a&.prelude.control.v1.ChangeRoleResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'cluster.control.control_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=2425
-  _globals['_ROLE']._serialized_end=2506
-  _globals['_ENGINESTATE']._serialized_start=2509
-  _globals['_ENGINESTATE']._serialized_end=2649
+  _globals['_ROLE']._serialized_start=2457
+  _globals['_ROLE']._serialized_end=2538
+  _globals['_ENGINESTATE']._serialized_start=2541
+  _globals['_ENGINESTATE']._serialized_end=2681
   _globals['_DESCRIBEREQUEST']._serialized_start=53
   _globals['_DESCRIBEREQUEST']._serialized_end=70
   _globals['_WORKERDESCRIPTION']._serialized_start=73
@@ -48,37 +48,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WARMPAIR']._serialized_start=1251
   _globals['_WARMPAIR']._serialized_end=1310
   _globals['_RESIDENCYDELTA']._serialized_start=1313
-  _globals['_RESIDENCYDELTA']._serialized_end=1469
-  _globals['_ENSUREADAPTERREQUEST']._serialized_start=1471
-  _globals['_ENSUREADAPTERREQUEST']._serialized_end=1596
-  _globals['_ENSUREADAPTERRESPONSE']._serialized_start=1598
-  _globals['_ENSUREADAPTERRESPONSE']._serialized_end=1643
-  _globals['_PINADAPTERREQUEST']._serialized_start=1645
-  _globals['_PINADAPTERREQUEST']._serialized_end=1733
-  _globals['_PINADAPTERRESPONSE']._serialized_start=1735
-  _globals['_PINADAPTERRESPONSE']._serialized_end=1755
-  _globals['_PUTADAPTERREQUEST']._serialized_start=1757
-  _globals['_PUTADAPTERREQUEST']._serialized_end=1855
-  _globals['_PUTADAPTERBEGIN']._serialized_start=1858
-  _globals['_PUTADAPTERBEGIN']._serialized_end=1996
-  _globals['_PUTADAPTERRESPONSE']._serialized_start=1998
-  _globals['_PUTADAPTERRESPONSE']._serialized_end=2044
-  _globals['_EVICTADAPTERREQUEST']._serialized_start=2046
-  _globals['_EVICTADAPTERREQUEST']._serialized_end=2107
-  _globals['_EVICTADAPTERRESPONSE']._serialized_start=2109
-  _globals['_EVICTADAPTERRESPONSE']._serialized_end=2148
-  _globals['_DRAINREQUEST']._serialized_start=2150
-  _globals['_DRAINREQUEST']._serialized_end=2184
-  _globals['_DRAINRESPONSE']._serialized_start=2186
-  _globals['_DRAINRESPONSE']._serialized_end=2215
-  _globals['_CHANGEROLEREQUEST']._serialized_start=2217
-  _globals['_CHANGEROLEREQUEST']._serialized_end=2342
-  _globals['_CHANGEROLERESPONSE']._serialized_start=2344
-  _globals['_CHANGEROLERESPONSE']._serialized_end=2364
-  _globals['_UNDRAINREQUEST']._serialized_start=2366
-  _globals['_UNDRAINREQUEST']._serialized_end=2382
-  _globals['_UNDRAINRESPONSE']._serialized_start=2384
-  _globals['_UNDRAINRESPONSE']._serialized_end=2423
-  _globals['_WORKERCONTROL']._serialized_start=2652
-  _globals['_WORKERCONTROL']._serialized_end=3487
+  _globals['_RESIDENCYDELTA']._serialized_end=1501
+  _globals['_ENSUREADAPTERREQUEST']._serialized_start=1503
+  _globals['_ENSUREADAPTERREQUEST']._serialized_end=1628
+  _globals['_ENSUREADAPTERRESPONSE']._serialized_start=1630
+  _globals['_ENSUREADAPTERRESPONSE']._serialized_end=1675
+  _globals['_PINADAPTERREQUEST']._serialized_start=1677
+  _globals['_PINADAPTERREQUEST']._serialized_end=1765
+  _globals['_PINADAPTERRESPONSE']._serialized_start=1767
+  _globals['_PINADAPTERRESPONSE']._serialized_end=1787
+  _globals['_PUTADAPTERREQUEST']._serialized_start=1789
+  _globals['_PUTADAPTERREQUEST']._serialized_end=1887
+  _globals['_PUTADAPTERBEGIN']._serialized_start=1890
+  _globals['_PUTADAPTERBEGIN']._serialized_end=2028
+  _globals['_PUTADAPTERRESPONSE']._serialized_start=2030
+  _globals['_PUTADAPTERRESPONSE']._serialized_end=2076
+  _globals['_EVICTADAPTERREQUEST']._serialized_start=2078
+  _globals['_EVICTADAPTERREQUEST']._serialized_end=2139
+  _globals['_EVICTADAPTERRESPONSE']._serialized_start=2141
+  _globals['_EVICTADAPTERRESPONSE']._serialized_end=2180
+  _globals['_DRAINREQUEST']._serialized_start=2182
+  _globals['_DRAINREQUEST']._serialized_end=2216
+  _globals['_DRAINRESPONSE']._serialized_start=2218
+  _globals['_DRAINRESPONSE']._serialized_end=2247
+  _globals['_CHANGEROLEREQUEST']._serialized_start=2249
+  _globals['_CHANGEROLEREQUEST']._serialized_end=2374
+  _globals['_CHANGEROLERESPONSE']._serialized_start=2376
+  _globals['_CHANGEROLERESPONSE']._serialized_end=2396
+  _globals['_UNDRAINREQUEST']._serialized_start=2398
+  _globals['_UNDRAINREQUEST']._serialized_end=2414
+  _globals['_UNDRAINRESPONSE']._serialized_start=2416
+  _globals['_UNDRAINRESPONSE']._serialized_end=2455
+  _globals['_WORKERCONTROL']._serialized_start=2684
+  _globals['_WORKERCONTROL']._serialized_end=3519
 # @@protoc_insertion_point(module_scope)

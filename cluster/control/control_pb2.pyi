@@ -152,7 +152,7 @@ class WarmPair(_message.Message):
     def __init__(self, decode_name: _Optional[str] = ..., decode_incarnation: _Optional[str] = ...) -> None: ...
 
 class ResidencyDelta(_message.Message):
-    __slots__ = ("snapshot", "resident", "evicted", "on_disk", "off_disk", "in_memory_only", "not_in_memory_only")
+    __slots__ = ("snapshot", "resident", "evicted", "on_disk", "off_disk", "in_memory_only", "not_in_memory_only", "kept", "not_kept")
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
@@ -160,6 +160,8 @@ class ResidencyDelta(_message.Message):
     OFF_DISK_FIELD_NUMBER: _ClassVar[int]
     IN_MEMORY_ONLY_FIELD_NUMBER: _ClassVar[int]
     NOT_IN_MEMORY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    NOT_KEPT_FIELD_NUMBER: _ClassVar[int]
     snapshot: bool
     resident: _containers.RepeatedScalarFieldContainer[str]
     evicted: _containers.RepeatedScalarFieldContainer[str]
@@ -167,7 +169,9 @@ class ResidencyDelta(_message.Message):
     off_disk: _containers.RepeatedScalarFieldContainer[str]
     in_memory_only: _containers.RepeatedScalarFieldContainer[str]
     not_in_memory_only: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ..., in_memory_only: _Optional[_Iterable[str]] = ..., not_in_memory_only: _Optional[_Iterable[str]] = ...) -> None: ...
+    kept: _containers.RepeatedScalarFieldContainer[str]
+    not_kept: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, snapshot: _Optional[bool] = ..., resident: _Optional[_Iterable[str]] = ..., evicted: _Optional[_Iterable[str]] = ..., on_disk: _Optional[_Iterable[str]] = ..., off_disk: _Optional[_Iterable[str]] = ..., in_memory_only: _Optional[_Iterable[str]] = ..., not_in_memory_only: _Optional[_Iterable[str]] = ..., kept: _Optional[_Iterable[str]] = ..., not_kept: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EnsureAdapterRequest(_message.Message):
     __slots__ = ("revision_id", "deadline_s", "prewarm", "not_in_engine", "tenant")

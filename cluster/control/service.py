@@ -1,6 +1,5 @@
 """An agent's gRPC server."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterable, AsyncIterator
 
@@ -11,7 +10,7 @@ from adapters.store import Envelope
 from cluster.control import control_pb2 as pb
 from cluster.control.authorization import ENGINE_KEY_READERS, caller_of
 from cluster.control.bounds import MAX_MESSAGE_BYTES
-from cluster.control.checked_calls import CheckedCalls
+from cluster.control.checked_calls import CheckedCalls, discard
 from cluster.control.control_pb2_grpc import WorkerControlServicer, add_WorkerControlServicer_to_server
 from cluster.control.worker import AdapterOperations, Worker
 from cluster.errors import (
@@ -27,7 +26,6 @@ from engine.errors import EngineError
 from process.addresses import host_and_port
 
 _STOP_GRACE_S = 1.0
-_DISCARD_S = 2.0  # less than the margin for which callers outwait a deadline
 _DEADLINE_S = 60.0  # of calls that set none
 _MAX_CALLS = 8192  # at once, over all connections: each router and peer has a stream, and calls that wait for loads
 
@@ -73,7 +71,7 @@ class ControlService(WorkerControlServicer):
         adapters = await self._adapters(context, refuse_if_draining=True, unread=parts)
         first = await anext(parts, pb.PutAdapterRequest())
         if first.WhichOneof("part") != "begin":
-            await _discard(parts)
+            await discard(parts)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be `begin`")
         deadline_s = first.begin.deadline_s or _DEADLINE_S
         begin = first.begin
@@ -82,9 +80,9 @@ class ControlService(WorkerControlServicer):
             try:
                 response = await adapters.put_adapter(envelope, begin.path, _chunks(parts, context), deadline_s)
             except Exception:
-                await _discard(parts)
+                await discard(parts)
                 raise
-            await _discard(parts)
+            await discard(parts)
             return response
 
     async def EvictAdapter(self, request, context) -> pb.EvictAdapterResponse:
@@ -99,7 +97,7 @@ class ControlService(WorkerControlServicer):
         adapters = self._worker.adapters
         is_refused = adapters is None or (refuse_if_draining and self._worker.hub.state.draining)
         if is_refused and unread is not None:
-            await _discard(unread)
+            await discard(unread)
         if adapters is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"worker {self._worker.name} holds no adapters")
             raise AssertionError("abort raises")
@@ -133,16 +131,9 @@ class ControlService(WorkerControlServicer):
 async def _chunks(parts: AsyncIterable[pb.PutAdapterRequest], context) -> AsyncIterator[bytes]:
     async for part in parts:
         if part.WhichOneof("part") != "chunk":
+            await discard(parts)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "every message after the first must be a `chunk`")
         yield part.chunk
-
-
-async def _discard(parts: AsyncIterable[pb.PutAdapterRequest]) -> None:
-    """Read what the caller still sends: if a call ends before that, its caller may see an internal error instead."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_DISCARD_S):
-            async for _ in parts:
-                pass
 
 
 @contextlib.asynccontextmanager

@@ -7,7 +7,9 @@ from cluster.control import control_pb2 as pb
 
 _MAX_IDS = 10_000  # per message: gRPC's limit is 4 MiB, and an id has 71 bytes
 # Sets of revisions, and what a delta calls those that are no longer in them.
-_RESIDENCY = {"resident": "evicted", "on_disk": "off_disk", "in_memory_only": "not_in_memory_only"}
+_RESIDENCY = {
+    "resident": "evicted", "on_disk": "off_disk", "in_memory_only": "not_in_memory_only", "kept": "not_kept"
+}  # fmt: skip
 _MAX_QUEUED_STATES = 256  # a slower watcher is disconnected and reconnects for a snapshot
 
 
@@ -22,6 +24,7 @@ class WorkerStateHub:
         self.on_disk: set[str] = set()
         # In host memory and, as the router that pushed them knew, in no store; whether the engine holds them or not.
         self.in_memory_only: set[str] = set()
+        self.kept: set[str] = set()  # pinned by routers
         self._watchers: set[asyncio.Queue[pb.WorkerState]] = set()
         self._num_routers = 0  # of the watchers
 
@@ -64,6 +67,14 @@ class WorkerStateHub:
     def remove_in_memory_only(self, revision_id: str) -> None:
         """Publish that host memory no longer holds it."""
         self._change(not_in_memory_only=[revision_id])
+
+    def add_kept(self, revision_id: str) -> None:
+        """Publish that a router's pin keeps a revision."""
+        self._change(kept=[revision_id])
+
+    def remove_kept(self, revision_id: str) -> None:
+        """Publish that none does any more."""
+        self._change(not_kept=[revision_id])
 
     def _change(self, **ids: Iterable[str]) -> None:
         """Publish what is new of these changes, by the fields of ResidencyDelta."""

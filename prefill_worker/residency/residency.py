@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -169,13 +170,12 @@ class Residency:
             self._metrics.count_hit()
             return 0.0
         split_scaled_id(revision_id)
-        loop = asyncio.get_running_loop()
-        started_at = loop.time()
+        started_at = time.monotonic()  # uvloop's clock counts milliseconds, and a load can take less
         while (entry := self._host.resident(revision_id)) is None:
-            remaining_s = started_at + deadline_s - loop.time()
+            remaining_s = started_at + deadline_s - time.monotonic()
             await self._queue.wait(revision_id, remaining_s, is_prewarm=is_prewarm, tenant=tenant, span=span)
         self._host.use(entry, lease_s)
-        return loop.time() - started_at
+        return time.monotonic() - started_at
 
     async def put(self, envelope: Envelope, content: AsyncIterator[bytes], deadline_s: float, path: str = "") -> bool:
         """Receive a pushed revision that no store has, load it and pin it. True if an earlier push had pinned it.
@@ -213,6 +213,7 @@ class Residency:
                 if pending_error is not None:
                     raise pending_error from None
                 raise
+        self._hub.add_kept(revision_id)
         self._metrics.count_load("router", "ok")
         return was_pinned
 
@@ -227,10 +228,12 @@ class Residency:
             raise RevisionNotStored(f"this worker does not have {revision_id} any more; push it again")
         with self._pins.pinning(revision_id, entry.num_bytes):
             await self.ensure(revision_id, deadline_s)
+        self._hub.add_kept(revision_id)
 
     def unpin(self, revision_id: str) -> None:
         """Release the pin of a push. Idempotent."""
         self._pins.release(revision_id)
+        self._hub.remove_kept(revision_id)
 
     async def evict(self, revision_id: str, from_disk: bool) -> bool:
         """Remove a revision, at all scales, from host memory and, with `from_disk`, from the disk cache.

@@ -1,7 +1,7 @@
 """The router's view of all workers, kept current by one control stream per worker. Workers come and go."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -170,12 +170,17 @@ class Fleet:
             for revision_id in revision_ids
         ]
 
-    def workers_with_in_memory_only(self) -> dict[str, list[str]]:
-        """By revision id, the connected workers that have a revision that is in no store."""
-        found: dict[str, list[str]] = {}
+    def workers_with_in_memory_only(self, only: Set[str] | None = None) -> dict[str, dict[str, bool]]:
+        """By id of a revision that is in no store, the connected workers that have it, and whether each must keep it.
+
+        `only`: of these revisions; None: of all.
+        """
+        found: dict[str, dict[str, bool]] = {}
         for name, view in sorted(self._views.items()):
-            for revision_id in view.residency.memory_only if view.is_connected else ():
-                found.setdefault(revision_id, []).append(name)
+            held = view.residency
+            for revision_id in held.memory_only if only is None else held.memory_only & only:
+                if view.is_connected:
+                    found.setdefault(revision_id, {})[name] = revision_id in held.kept
         return found
 
     async def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -68,7 +68,7 @@ def _hash(text: str) -> int:
 
 
 class WorkerResidency:
-    """Revision ids in a worker's host memory and on its disk, and those that only its memory has.
+    """Revision ids in a worker's host memory and on its disk, those that only its memory has, and those it must keep.
 
     There is one per control stream, and only its WorkerLink updates it. All WorkerViews of the stream share it, because
     copying 100,000 ids for each view would cost too much. It is the only mutable part of a view. Its sets are changed
@@ -81,6 +81,7 @@ class WorkerResidency:
         self.host: set[str] = set()  # resident: usable without a load
         self.disk: set[str] = set()
         self.memory_only: set[str] = set()  # in this worker's memory and in no store; usable while its engine is up
+        self.kept: set[str] = set()  # pinned, as it has reported or confirmed
 
     def can_use_unstored(self, revision_id: str) -> bool:
         """True if the worker has this revision, which it could not fetch from a store."""
@@ -92,6 +93,7 @@ class WorkerResidency:
             self._evict(tuple(self.host))
             self.disk.clear()
             self.memory_only.clear()
+            self.kept.clear()
         for revision_id in delta.resident:
             if revision_id not in self.host:
                 self.host.add(revision_id)
@@ -101,6 +103,8 @@ class WorkerResidency:
         self.disk.difference_update(delta.off_disk)
         self.memory_only.update(delta.in_memory_only)
         self.memory_only.difference_update(delta.not_in_memory_only)
+        self.kept.update(delta.kept)
+        self.kept.difference_update(delta.not_kept)
 
     def leave(self) -> None:
         """Leave the fleet's index, because another control stream has taken over. What was reported stays readable."""

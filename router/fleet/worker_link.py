@@ -153,12 +153,16 @@ class WorkerLink:
 
     async def _put(self, packed: PackedAdapter, timeout_s: float, *, with_content: bool) -> bool:
         messages = _put_messages(packed, timeout_s, with_content=with_content)
-        return bool((await self._call("PutAdapter", messages, packed.revision_id, timeout_s)).was_pinned)
+        answer = await self._call("PutAdapter", messages, packed.revision_id, timeout_s)
+        self.view.residency.kept.add(packed.revision_id)
+        return bool(answer.was_pinned)
 
     async def pin_adapter(self, revision_id: str, pinned: bool, timeout_s: float) -> None:
         """Renew or release the pin of `put_adapter`. Raises RouterError."""
         request = control.PinAdapterRequest(revision_id=revision_id, pinned=pinned, deadline_s=timeout_s)
         await self._call("PinAdapter", request, revision_id, timeout_s)
+        kept = self.view.residency.kept  # the worker reports it, too, but later
+        (kept.add if pinned else kept.discard)(revision_id)
 
     async def evict_adapter(self, revision_id: str, from_disk: bool, timeout_s: float) -> bool:
         """Remove a revision from host memory and, with `from_disk`, from disk. False if it was in neither.
@@ -243,7 +247,8 @@ class WorkerLink:
                     return
                 residency = self.view.residency
                 residency.apply(state.residency)
-                if len(residency.host) + len(residency.disk) + len(residency.memory_only) > _MAX_REVISIONS:
+                sets = residency.host, residency.disk, residency.memory_only, residency.kept
+                if sum(map(len, sets)) > _MAX_REVISIONS:
                     raise DescriptionRefused(f"it reports more than {_MAX_REVISIONS} adapters")
                 num_changes = self.view.num_residency_changes + bool(state.residency.ByteSize())
                 self._publish(replace(_view_after(self.view, state), num_residency_changes=num_changes), state)

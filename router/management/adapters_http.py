@@ -157,7 +157,8 @@ class AdaptersEndpoint:
         tenant, name = self._management.changeable(request)
         alias, full_name = request.path_params["alias"], full_name_of(tenant, name)
         note_of(request.scope).object = f"{full_name}@{alias}"
-        gone = await self._change(request, tenant, lambda catalog: catalog.remove_alias(tenant, name, alias))
+        gone = await self._management.change(request, tenant, lambda catalog: catalog.remove_alias(tenant, name, alias))
+        await self._management.changed(frozenset())  # `gone` is all that workers may let go of
         if gone is not None:
             await self._management.memory_only.forget(gone)
         return json_answer({"object": "adapter.alias", "name": full_name, "alias": alias, "deleted": True})

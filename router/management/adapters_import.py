@@ -74,7 +74,7 @@ class ImportEndpoint:
             current = await self._current(request, name, alias)
             revision = await self._imported(request, name, upload, by, alias=alias)
         _note(request, alias, current, revision)
-        await self._management.changed()
+        await self._management.changed({each.revision_id for each in (revision, *_targets(current))})
         return json_answer({**self._as_json(revision), "alias": alias}, 201)
 
     async def push(self, request: Request) -> Response:
@@ -100,7 +100,7 @@ class ImportEndpoint:
             outcomes = await self._load(revision, current, alias)
             await self._point(request, alias, revision, by)
         _note(request, alias, current, revision)
-        await self._management.changed()
+        await self._management.changed({each.revision_id for each in (revision, *_targets(current))})
         seconds = round(time.monotonic() - began_at, 4)
         return json_answer(
             {**self._as_json(revision), "alias": alias, "workers": outcomes.described(), "seconds": seconds}
@@ -120,10 +120,7 @@ class ImportEndpoint:
         A worker that drains loads nothing.
         """
         fleet = self._management.backends.fleet
-        replaced = [] if current is None else [current]
-        if current is not None and current.split is not None:
-            replaced.append(current.split.newer)
-        having = dict.fromkeys(worker for each in replaced for worker in fleet.workers_with(each.revision_id))
+        having = dict.fromkeys(worker for each in _targets(current) for worker in fleet.workers_with(each.revision_id))
         holders = [worker for worker in having if not fleet.state.workers[worker].is_draining]
         outcomes = await on_each(
             holders,
@@ -266,6 +263,13 @@ def _note(request: Request, alias: str, old: AdapterRevision | None, new: Adapte
     note = note_of(request.scope)
     note.object = f"{new.full_name}@{alias}"
     note.old, note.new = described(old), described(new)
+
+
+def _targets(current: AdapterRevision | None) -> list[AdapterRevision]:
+    """The one or two revisions that an alias points to."""
+    if current is None:
+        return []
+    return [current] if current.split is None else [current, current.split.newer]
 
 
 def _log_import(revision: AdapterRevision) -> None:

@@ -1,7 +1,7 @@
 """Shared by all management handlers: the guard, their context, and the resolution of names."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Set
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from hmac import compare_digest
@@ -112,10 +112,13 @@ class Management:
         if directory.is_loaded:
             request.scope[_BEGUN_KEY] = directory.generations
 
-    async def changed(self) -> None:
-        """Apply a catalog change to this router's cached names and to the workers' memory-only pins."""
+    async def changed(self, only: Set[str] | None = None) -> None:
+        """Apply a catalog change to this router's cached names and to the workers' memory-only pins.
+
+        `only`: the revisions whose aliases have changed; None: any.
+        """
         await self.backends.adapters.refresh()
-        await self.memory_only.reconcile()
+        await self.memory_only.reconcile(only)
 
     async def ask(self, request: Request, work: Callable[[SqlCatalog], T]) -> T:
         """Run `work` on the catalog in a thread, in the turn of the caller's tenant. Raises as `with_catalog`."""

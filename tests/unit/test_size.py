@@ -14,10 +14,10 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 62_781,
+        "product, lines": 62_832,
         "product, modules": 495,
         "product, modules under 25 lines": 22,
-        "tests, lines": 67_810,
+        "tests, lines": 67_842,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

@@ -33,7 +33,8 @@ class WorkerStandIn(WorkerControlServicer):
         self.resident: set[str] = set()
         self.memory_only: dict[str, bytes] = {}  # content received by PutAdapter
         self.kept: set[str] = set()  # pinned ones, which are not evicted
-        self.unpinned: list[str] = []  # of those, in the order of the calls
+        self.unpinned: list[str] = []  # in the order of the calls
+        self.pinned: list[str] = []  # likewise
         self.put_errors: list[grpc.StatusCode] = []  # one per call
         self.put_delay_s = 0.0
         self.keeps_deadlines = True
@@ -175,7 +176,8 @@ class WorkerStandIn(WorkerControlServicer):
         self.kept.add(begin.revision_id)
         self.resident.add(begin.revision_id)
         if self.reports_residency:
-            await self.send_delta(in_memory_only=[begin.revision_id], resident=[begin.revision_id])
+            ids = [begin.revision_id]
+            await self.send_delta(in_memory_only=ids, resident=ids, kept=ids)
         return control.PutAdapterResponse(was_pinned=was_pinned)
 
     async def _sleep(self, seconds: float, deadline_s: float) -> bool:
@@ -189,11 +191,13 @@ class WorkerStandIn(WorkerControlServicer):
         del self.memory_only[revision_id]
         self.kept.discard(revision_id)
         self.resident.discard(revision_id)
-        await self.send_delta(not_in_memory_only=[revision_id], evicted=[revision_id])
+        await self.send_delta(not_in_memory_only=[revision_id], evicted=[revision_id], not_kept=[revision_id])
 
     async def PinAdapter(self, request: Any, context: Any) -> control.PinAdapterResponse:
         (self.kept.add if request.pinned else self.kept.discard)(request.revision_id)
-        self.unpinned += [] if request.pinned else [request.revision_id]
+        (self.pinned if request.pinned else self.unpinned).append(request.revision_id)
+        if self.reports_residency:
+            await self.send_delta(**{"kept" if request.pinned else "not_kept": [request.revision_id]})
         return control.PinAdapterResponse()
 
     async def EvictAdapter(self, request: Any, context: Any) -> control.EvictAdapterResponse:

@@ -46,8 +46,8 @@ async def test_adapters_over_grpc(stored: StoredAdapters, running: RunningAgent)
     answer = await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a, from_disk=True))
     assert answer.evicted
     assert not (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-    gone = [(await states.read()).residency for _ in range(2)]
-    assert [list(each.evicted) + list(each.off_disk) for each in gone] == [[a], [a]]
+    changes = [(await states.read()).residency for _ in range(4)]
+    assert [(*each.kept, *each.not_kept, *each.evicted, *each.off_disk) for each in changes] == [(a,)] * 4
     text = generate_latest(running.agent.metrics.registry).decode()
     assert 'prelude_worker_adapter_loads_total{result="ok",role="unified",source="store",worker="w"}' in text
 
@@ -146,13 +146,13 @@ async def test_a_pushed_adapter(stored: StoredAdapters, running: RunningAgent):
     for was_pinned in (False, True):
         answer = await running.control.PutAdapter(iter(parts_of(stored, a)), timeout=120)
         assert answer.was_pinned is was_pinned
-    deltas = [(await states.read()).residency for _ in range(2)]
-    assert [list(each.in_memory_only) + list(each.resident) for each in deltas] == [[a], [a]]
+    deltas = [(await states.read()).residency for _ in range(3)]
+    assert [(*each.in_memory_only, *each.resident, *each.kept) for each in deltas] == [(a,)] * 3
     await running.control.PinAdapter(pb.PinAdapterRequest(revision_id=a))
     await asyncio.sleep(0.06)
     assert (await running.control.EvictAdapter(pb.EvictAdapterRequest(revision_id=a))).evicted
-    deltas = [(await states.read()).residency for _ in range(2)]
-    assert [list(each.evicted) + list(each.not_in_memory_only) for each in deltas] == [[a], [a]]
+    deltas = [(await states.read()).residency for _ in range(3)]
+    assert [(*each.not_kept, *each.evicted, *each.not_in_memory_only) for each in deltas] == [(a,)] * 3
 
 
 async def test_an_invalid_push_leaves_nothing(stored: StoredAdapters, running: RunningAgent):

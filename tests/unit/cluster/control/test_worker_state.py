@@ -24,17 +24,22 @@ async def collect(hub: WorkerStateHub, changes: Callable[[], None], count: int) 
 async def test_what_is_in_memory_only_outlives_the_engine():
     hub = WorkerStateHub()
     hub.add_in_memory_only("a")
+    hub.add_kept("a")
     hub.add_resident("a")
 
     def changes() -> None:
         hub.add_resident("a")  # nothing new
         hub.add_in_memory_only("a")  # neither
+        hub.add_kept("a")
         hub.clear_resident()
+        hub.remove_kept("a")
         hub.remove_in_memory_only("b")
         hub.remove_in_memory_only("a")
 
-    first, cleared, gone = await collect(hub, changes, 3)
-    assert (first.residency.snapshot, list(first.residency.in_memory_only)) == (True, ["a"])
+    first, cleared, released, gone = await collect(hub, changes, 4)
+    snapshot = first.residency
+    assert (snapshot.snapshot, list(snapshot.in_memory_only), list(snapshot.kept)) == (True, ["a"], ["a"])
+    assert list(released.residency.not_kept) == ["a"]
     assert (list(cleared.residency.evicted), list(cleared.residency.not_in_memory_only)) == (["a"], [])
     assert list(gone.residency.not_in_memory_only) == ["a"]
     assert hub.in_memory_only == set()

@@ -35,8 +35,9 @@ class _Router:
         self.may_call.set()
         self.revisions = MemoryOnlyRevisions(self, catalog)  # type: ignore[arg-type]
 
-    def workers_with_in_memory_only(self) -> dict[str, list[str]]:
-        return {revision_id: [NAME] for revision_id in self._worker.hub.in_memory_only}
+    def workers_with_in_memory_only(self, only: object) -> dict[str, dict[str, bool]]:
+        hub = self._worker.hub
+        return {revision_id: {NAME: revision_id in hub.kept} for revision_id in hub.in_memory_only}
 
     def link(self, name: str) -> Self:
         return self

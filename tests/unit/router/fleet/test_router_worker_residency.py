@@ -26,15 +26,15 @@ def test_deltas() -> None:
 
 def test_what_is_in_memory_only() -> None:
     residency = WorkerResidency()
-    residency.apply(control.ResidencyDelta(snapshot=True, in_memory_only=ids(1, 2), resident=ids(1, 3)))
-    assert residency.memory_only == set(ids(1, 2))
+    residency.apply(control.ResidencyDelta(snapshot=True, in_memory_only=ids(1, 2), resident=ids(1, 3), kept=ids(1, 2)))
+    assert residency.memory_only == residency.kept == set(ids(1, 2))
     assert [residency.can_use_unstored(each) for each in ids(1, 2, 3, 4)] == [True, True, True, False]
     residency.apply(control.ResidencyDelta(evicted=ids(1, 3)))  # its engine ended
     assert [residency.can_use_unstored(each) for each in ids(1, 2, 3)] == [True, True, False]
-    residency.apply(control.ResidencyDelta(not_in_memory_only=ids(1)))
-    assert residency.memory_only == set(ids(2))
+    residency.apply(control.ResidencyDelta(not_in_memory_only=ids(1), not_kept=ids(1)))
+    assert residency.memory_only == residency.kept == set(ids(2))
     residency.apply(control.ResidencyDelta(snapshot=True))
-    assert residency.memory_only == set()
+    assert residency.memory_only == residency.kept == set()
 
 
 async def test_who_has_a_revision() -> None:

@@ -25,7 +25,7 @@ async def test_what_others_have_changed_is_seen_to_now_and_then(
         new, nobody_s = id_of_pushed(await push(cluster, tmp_path, 1)), f"sha256:{7:064x}"
         worker.memory_only[nobody_s] = b""  # of a router that has ended
         worker.kept.add(nobody_s)
-        await worker.send_delta(in_memory_only=[nobody_s])
+        await worker.send_delta(in_memory_only=[nobody_s], kept=[nobody_s])
         catalog = cluster.adapters._catalog
         await asyncio.to_thread(catalog.delete, "default", "bot")  # as the command line does
         await until(lambda: worker.kept == {nobody_s})
@@ -52,6 +52,20 @@ async def test_a_push_that_is_under_way_is_left_alone(tmp_path: Path, monkeypatc
         assert old not in first.unpinned
         assert old in first.kept
         assert await answered_by(cluster, "bot") == old
+
+
+async def test_workers_hear_of_what_has_changed_only(tmp_path: Path, cluster: ClusterStandIn) -> None:
+    """With 400 live revisions, a push that renewed every pin took 160 ms instead of 25."""
+    (worker,) = cluster.prefill
+    ids = [id_of_pushed(await push(cluster, tmp_path, seed, alias=f"a{seed}")) for seed in range(3)]
+    worker.kept.discard(ids[2])  # another router released it by mistake
+    await worker.send_delta(not_kept=[ids[2]])
+    await until(lambda: not cluster.fleet.workers_with_in_memory_only()[ids[2]]["p0"])
+    await push(cluster, tmp_path, 3, alias="a0")
+    assert (worker.pinned, worker.unpinned) == ([], ids[:1])
+    for _ in range(2):
+        await MemoryOnlyRevisions(cluster.fleet, cluster.adapters).reconcile()
+        assert (worker.pinned, worker.unpinned) == (ids[2:], ids[:1])
 
 
 async def test_a_push_begins_when_nothing_is_being_given_up(
