@@ -14,10 +14,10 @@ def test_nothing_is_larger_than_it_was() -> None:
     spec.loader.exec_module(module)
     found = module.sizes(ROOT)
     most = {
-        "product, lines": 62_832,
-        "product, modules": 495,
+        "product, lines": 62_942,
+        "product, modules": 496,
         "product, modules under 25 lines": 22,
-        "tests, lines": 67_842,
+        "tests, lines": 68_028,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

@@ -10,16 +10,20 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from training.adapted_model import AdaptedModel
-from training.errors import CheckpointDamaged, TrainingError
+from training.errors import CheckpointDamaged, LossNotFinite, MemoryExceeded, TrainingError
+from training.executor.device_memory import DeviceMemory
 from training.executor.learner import Learner
 from training.executor.operations import (
+    Datum,
     Done,
     Export,
     Failure,
@@ -109,10 +113,33 @@ class Executor:
         self._is_stopping = False
         self._changed = threading.Condition()
         self._attached: tuple[Learner, AdaptedModel] | None = None
+        self._memory = DeviceMemory(base.model.device)
         self._thread = threading.Thread(target=self._run, name="executor", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
+
+    def rehearse(self, rank: int) -> None:
+        """Measure what commands take: a full row of answers, and a step, with LoRA of this rank. Before `start`.
+
+        Raises MemoryExceeded if they do not fit.
+        """
+        tokens, weights = (np.ones(self._options.row_tokens, dtype).tobytes() for dtype in (np.int32, np.float32))
+        datum = Datum(tokens, tokens, ((0, self._options.row_tokens - 1),), {"weights": weights})
+        try:
+            with self._memory.measuring(), suppress(LossNotFinite):
+                learner = Learner(Spec(rank, 0), self._base.sizes, self._base.model.device)
+                learner.run(Pass("cross_entropy", {}, (datum,)), self._model(learner), self._options.row_tokens)
+                learner.step(Step(0.0, 0.9, 0.95, 1e-8, 0.0, 0.0))
+        except torch.OutOfMemoryError as error:
+            raise MemoryExceeded(
+                f"a row of {self._options.row_tokens} tokens does not fit into the device's memory beside the model; "
+                "lower --row-tokens, or stop what else uses it"
+            ) from error
+        finally:
+            self._detach()
+        fields = {"rank": rank, "bytes": learner.num_bytes, "models": 1 + self._memory.left_bytes // learner.num_bytes}
+        log.info("models that fit into the device's memory; the others are on the disk", extra={"fields": fields})
 
     def stop(self) -> None:
         """Return after the present command."""
@@ -195,9 +222,10 @@ class Executor:
 
     @property
     def num_bytes(self) -> int:
-        """Of all models' parameters and moments."""
+        """Of the parameters and moments of models that are not on the disk."""
         with self._changed:
-            return sum(each.learner.num_bytes for each in self._queues.values() if each.learner is not None)
+            learners = [each.learner for each in self._queues.values()]
+        return sum(each.num_bytes for each in learners if each is not None)
 
     def snapshot_of(self, model: str) -> Path:
         return self._folder / "snapshots" / folder_of(model)
@@ -252,6 +280,7 @@ class Executor:
             del self._queues[queue.model]
 
     def _compute(self, queue: _Queue) -> None:
+        self._make_room(queue)
         seq, began_at = queue.next, time.monotonic()
         command = self._log.command(queue.model, seq)
         new = None if command.outcome is not None else command.operation  # before a restart, others were counted
@@ -260,8 +289,9 @@ class Executor:
                 queue.is_held = True
                 return
             self._turns.take(queue.tenant, new.num_tokens if isinstance(new, Pass) else 0)
-        outcome = self._outcome(queue, seq, command)
-        if isinstance(outcome, Failure):
+        with self._memory.measuring():
+            outcome = self._outcome(queue, seq, command)
+        if isinstance(outcome, Failure) and seq > queue.restored:  # a snapshot is as of after it
             self._note_failure(queue, seq, command, outcome)
         if command.outcome is None and outcome is not None:
             self._log.finish(queue.model, seq, outcome)
@@ -333,6 +363,29 @@ class Executor:
             queue.learner = learner
         return queue.learner
 
+    def _make_room(self, chosen: _Queue) -> None:
+        """Move other models to the disk while a command may not fit beside them.
+
+        Those without commands go first; of the others, the one that was served last is needed last.
+        """
+        with self._changed:
+            others = [each for each in self._queues.values() if each is not chosen and each.learner is not None]
+            others.sort(key=lambda each: (bool(each.waiting), -each.served if each.waiting else each.served))
+        for each in others:
+            if not self._memory.is_short():
+                return
+            self._move_to_disk(each)
+
+    def _move_to_disk(self, queue: _Queue) -> None:
+        """Its next command restores it, in the midst of a step, too. It stays if it cannot be saved now."""
+        assert queue.learner is not None
+        is_saved = queue.broken is not None or queue.next - 1 <= queue.restored
+        if not is_saved and (queue.learner.lost or not self._save_snapshot(queue, queue.next - 1)):
+            return
+        if self._attached is not None and self._attached[0] is queue.learner:
+            self._detach()
+        queue.learner = None
+
     def _model(self, learner: Learner) -> AdaptedModel:
         """The base model with this adapter."""
         if self._attached is None or self._attached[0] is not learner:
@@ -342,18 +395,27 @@ class Executor:
 
     def _forget_if_due(self, queue: _Queue, seq: int, operation: Operation | None) -> None:
         """After a load, and after a step if there is much since the last snapshot: then no gradient has been summed."""
-        if queue.is_exporting:
-            return
         is_due = queue.computed_s >= self._options.snapshot_s or queue.num_bytes >= self._options.snapshot_bytes
-        if isinstance(operation, Step) and is_due:
-            assert queue.learner is not None
-            try:
-                queue.learner.save(self.snapshot_of(queue.model), seq, self._base_name)
-            except OSError as error:  # the log has what it would save
-                log.warning("no snapshot", extra={"fields": {"model": queue.model, "error": str(error)}})
-                return
-        elif not isinstance(operation, Load):
-            return
+        if isinstance(operation, Load):
+            self._forget(queue, seq)
+        elif isinstance(operation, Step) and is_due:
+            self._save_snapshot(queue, seq)
+
+    def _save_snapshot(self, queue: _Queue, seq: int) -> bool:
+        """As of the command `seq`, the last one; False if that cannot be now."""
+        assert queue.learner is not None
+        if queue.is_exporting:
+            return False
+        try:
+            queue.learner.save(self.snapshot_of(queue.model), seq, self._base_name, with_gradient=True)
+        except OSError as error:  # the log has what it would save
+            log.warning("no snapshot", extra={"fields": {"model": queue.model, "error": str(error)}})
+            return False
+        self._forget(queue, seq)
+        return True
+
+    def _forget(self, queue: _Queue, seq: int) -> None:
+        """A snapshot is as of the command `seq`."""
         self._log.forget(queue.model, seq)
         queue.computed_s, queue.num_bytes = 0.0, 0
 

@@ -67,13 +67,14 @@ class Learner:
         finally:
             self.drop()
 
-    def save(self, folder: Path, seq: int, base_name: str) -> None:
-        """Write a checkpoint, whole and durable. The gradient so far is no part of it. Raises OSError."""
+    def save(self, folder: Path, seq: int, base_name: str, *, with_gradient: bool = False) -> None:
+        """Write a checkpoint, whole and durable. `with_gradient`: also the one so far. Raises OSError."""
+        tensors = self._optimiser.tensors() | (self._optimiser.gradients() if with_gradient else {})
 
         def write(partial: Path) -> None:
             write_adapter(self.adapter, partial, base_name)
             (partial / _STATE).mkdir()
-            TrainingState(seq, self._optimiser.tensors()).write(partial / _STATE)
+            TrainingState(seq, tensors).write(partial / _STATE)
 
         folder.parent.mkdir(parents=True, exist_ok=True)
         replace_folder(folder, write)

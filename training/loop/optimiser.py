@@ -72,8 +72,12 @@ class Optimiser:
             found |= {f"{moment}/{name}": state[moment] for moment in _MOMENTS if moment in state}
         return found | {f"buffer/{name}": each for name, each in self._buffers.items()}
 
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """What has been accumulated since the last step, by name. Not copies."""
+        return {f"gradient/{name}": each.grad for name, each in self._parameters.items() if each.grad is not None}
+
     def load(self, tensors: Mapping[str, torch.Tensor], *, with_moments: bool = True) -> None:
-        """Take over what `tensors` returned. Raises CheckpointDamaged if it is of other parameters."""
+        """Take over what `tensors` and `gradients` returned. Raises CheckpointDamaged if it is of other parameters."""
         for name, each in self._parameters.items():
             saved = tensors.get(f"parameter/{name}")
             if saved is None or saved.shape != each.shape or saved.dtype != each.dtype:
@@ -90,5 +94,7 @@ class Optimiser:
                     moment: value.clone() if moment == "step" else value.to(each.device, copy=True)
                     for moment, value in state.items()
                 }
+            if with_moments and (gradient := tensors.get(f"gradient/{name}")) is not None:
+                each.grad = gradient.to(each.device, copy=True)
         for name, each in self._buffers.items():
             each.copy_(tensors[f"buffer/{name}"])

@@ -83,6 +83,8 @@ class Service:
         self._commands = Commands(
             self._journal, base, options.base_name, options.folder, options.executor, turns, self.metrics
         )
+        if base.model.device.type == "cuda":
+            self._commands.executor.rehearse(options.max_rank)
         self._to_sweep, folder = asyncio.Event(), options.folder
         self._publisher = Publisher(self._commands, options.router, options.secret, self._to_sweep, options.router_tls)
         name = self._model_name = options.model_name or options.base_name

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import random
 import socket
 import ssl
 import threading
@@ -29,6 +30,7 @@ from cluster.control.transport import PLAIN, Transport
 from process.certificates.authority import Authority
 from process.free_ports import bound_socket
 from router.api.training import TrainerAddress
+from training.executor.device_memory import DeviceMemory
 from training.executor.executor import ExecutorOptions
 from training.executor.turns import Share
 from training.loop.state import TrainingState
@@ -130,11 +132,12 @@ _PROCESSES.set_forkserver_preload(
 
 
 def _run_command(words: list[str], log: Path) -> None:
-    """The command, but with a second of computing between two snapshots."""
+    """The command, but with a second of computing between two snapshots, and with too little memory now and then."""
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
     torch.set_num_threads(1)
     ExecutorOptions.__init__.__defaults__ = (256, 1.0, 2**26)  # type: ignore[misc]
+    DeviceMemory.is_short = lambda _: random.random() < 0.2  # type: ignore[method-assign]
     main(words)
 
 

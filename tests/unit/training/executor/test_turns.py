@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -19,7 +20,7 @@ def order(
     share_of: Callable[[str], Share] = lambda _tenant: Share(),
 ) -> list[tuple[str, int]]:
     """(model, command) of the first turns; `waiting`: of (tenant, model). `num_tokens`: of a model's commands."""
-    unused: Any = None
+    unused: Any = MagicMock()
     turns = Turns(share_of)
     executor = Executor(unused, "demo", Path("unused"), unused, ExecutorOptions(), turns)
     for (tenant, model), seqs in waiting.items():

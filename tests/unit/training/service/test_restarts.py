@@ -1,7 +1,9 @@
 """A start goes on where the last process ended: every number is that of a run without it."""
 
+import errno
 import sqlite3
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +14,19 @@ from support.training.trainer import (
     LosesAnswers,
     RawClient,
     data,
+    datum,
     make_service,
     numbers_of,
     sdk_data,
     send,
+    sequence,
     served,
     serving,
+    weights,
 )
 
+from training.executor.device_memory import DeviceMemory
+from training.executor.executor import Executor
 from training.executor.learner import Learner
 from training.executor.operations import Load
 from training.runs.base import LoadedBase
@@ -58,6 +65,97 @@ def test_results_are_those_of_one_process(base: LoadedBase, folder: Path, undist
     kept = [seq for seq, _ in journal.operations(found)]
     journal.close()
     assert kept == list(range(LAST + 1 if snapshot_s == 0 else 0, LAST + 2))
+
+
+def test_models_that_take_turns_in_memory_compute_the_same(
+    base: LoadedBase, folder: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Each goes to the disk when another's command is computed, in the midst of a step, too. The disk is full once."""
+    executors: list[Executor] = []
+    monkeypatch.setattr(DeviceMemory, "is_short", lambda _: executors[-1].num_bytes > 0)
+    full, save, saved = iter([True]), Learner.save, []
+
+    def save_or_fail(learner: Learner, path: Path, seq: int, *arguments: Any, **options: Any) -> None:
+        if seq == 4 and next(full, False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        saved.append(seq)
+        save(learner, path, seq, *arguments, **options)
+
+    monkeypatch.setattr(Learner, "save", save_or_fail)
+    models: list[str] = []
+    results: list[list[bytes]] = [[], [], []]
+    for first, end in ((1, 6), (6, LAST + 1)):  # with a start in the midst of a step
+        service = make_service(base, folder)
+        executors.append(service._commands.executor)
+        with served(service.app()) as url:
+            client = RawClient(url)
+            models = models or [client.model(number, client.session()) for number in range(3)]
+            for seq in range(first, end):
+                for model, found in zip(models, results, strict=True):
+                    found.append(client.retrieve(send(client, model, seq)).content)
+            assert sum(each.learner is not None for each in executors[-1]._queues.values()) == 1
+            if end > LAST:
+                numbers = [numbers_of(client, model, LAST + 1) for model in models]
+    assert numbers == [undisturbed[1]] * 3
+    assert results == [undisturbed[0]] * 3
+    assert set(saved) >= set(range(LAST))  # also after single passes
+    assert next(full, None) is None
+
+
+@pytest.mark.parametrize("broken", ["pass", "model"])
+def test_models_that_have_failed_take_turns_too(
+    base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+):
+    """One whose gradient is not whole stays in memory until its step has failed; one that cannot go on is let go."""
+    short = [False]
+    monkeypatch.setattr(DeviceMemory, "is_short", lambda _: short[0])
+    service = make_service(base, folder)
+    with served(service.app()) as url:
+        client = RawClient(url)
+        first, other = (client.model(number, client.session()) for number in range(2))
+        queue = service._commands.executor._queues[first]
+        client.result(send(client, first, 1))
+        client.error(client.forward_backward(first, 2, datum(sequence(1), weights=[*weights()[:-1], float("inf")])))
+        if broken == "model":
+            queue.broken = "the model cannot be continued"
+        short[0], held = True, weakref.ref(queue.learner)
+        client.result(send(client, other, 1))
+        assert (queue.learner is None) is (broken == "model")
+        assert "cannot be continued" in (failed := client.error(client.optim_step(first, 3))) or "part of" in failed
+        client.result(send(client, other, 2))
+        assert (queue.learner, held()) == (None, None)
+        if broken == "pass":
+            assert numbers_of(client, first, 4) == numbers_of(client, client.model(3, client.session()), 1)
+
+
+@pytest.mark.parametrize("still_short", [False, True])
+def test_a_snapshot_within_a_step_is_of_what_failed_before_it(
+    base: LoadedBase, folder: Path, monkeypatch: pytest.MonkeyPatch, still_short: bool
+):
+    """The process ended before the log knew of the snapshot: the failures are read again, and drop no gradient.
+
+    While they are read, the model may move to the disk again.
+    """
+    numbers = []
+    for is_short in (False, True):
+        monkeypatch.setattr(DeviceMemory, "is_short", lambda _, found=is_short: found)
+        own = folder.with_name(f"{is_short}")
+        with monkeypatch.context() as patched:
+            patched.setattr(Journal, "forget", lambda *_: None)
+            with serving(base, own) as client:
+                model, other = (client.model(number, client.session()) for number in range(2))
+                client.result(send(client, model, 1))
+                client.result(client.optim_step(model, 2))
+                client.error(client.forward_backward(model, 3, datum(sequence(1), weights=[float("inf")] * 11)))
+                client.error(client.optim_step(model, 4))
+                client.result(send(client, model, 5))
+                client.result(send(client, other, 1))
+        assert bool(list(own.glob("snapshots/*"))) is is_short
+        monkeypatch.setattr(DeviceMemory, "is_short", lambda _: still_short)
+        with serving(base, own) as client:
+            client.result(client.optim_step(model, 6))
+            numbers.append(numbers_of(client, model, 7))
+    assert numbers[0] == numbers[1]
 
 
 def test_a_snapshot_that_the_log_does_not_know_is_one(
