@@ -17,7 +17,7 @@ def test_nothing_is_larger_than_it_was() -> None:
         "product, lines": 62_942,
         "product, modules": 496,
         "product, modules under 25 lines": 22,
-        "tests, lines": 68_028,
+        "tests, lines": 68_036,
         "documents, words": 45_000,
     }
     assert found.keys() == most.keys()

@@ -57,3 +57,10 @@ def test_the_longest_come_first_and_what_is_answered_comes_at_once(model, questi
     assert list(answers(model, None, [], set())) == []
     [(_, unscored)] = answers(model, None, [Question([1, 2], 3)], set())
     assert unscored.loss == 0
+
+
+@pytest.mark.parametrize(("most_prompts", "most_tokens", "sizes"), [(3, 99, [3, 3, 1]), (9, 8, [2, 2, 2, 1])])
+def test_batches_are_as_large_as_they_may_be(most_prompts, most_tokens, sizes, monkeypatch):
+    monkeypatch.setitem(module._PROMPTS_AT_ONCE, "cpu", most_prompts)
+    monkeypatch.setitem(module._TOKENS_AT_ONCE, "cpu", most_tokens)
+    assert [len(batch) for batch in module._batches([Question([1, 2], 2)] * 7, "cpu")] == sizes

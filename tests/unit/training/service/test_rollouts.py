@@ -50,7 +50,7 @@ def test_a_full_disk_keeps_nobody_from_sampling(tmp_path: Path):
 
 
 @pytest.mark.parametrize("damage", ["no database", "a page", "cut off"])
-def test_a_damaged_file_keeps_nobody_from_training(damage: str, tmp_path: Path):
+def test_a_damaged_file_keeps_nobody_from_training(damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "rollouts.db"
     written = Rollouts(path)
     written.add("acme", PROMPT, [[*ANSWER, number] for number in range(1000)])
@@ -66,6 +66,7 @@ def test_a_damaged_file_keeps_nobody_from_training(damage: str, tmp_path: Path):
     for name in ("-wal", "-shm"):
         path.with_name(path.name + name).write_bytes(b"\xff" * 40_000)
     rollouts = Rollouts(path)
+    assert "samples of before are not known" in caplog.text
     assert found(rollouts, *PROMPT, *ANSWER, 1) == ()
     rollouts.add("acme", PROMPT, [ANSWER])
     rollouts.close()
